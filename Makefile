@@ -10,7 +10,7 @@ PREFIX ?= /usr/local
 .PHONY: help build install package demo test ci tidy fmt clippy layering unit e2e faults conformance doc deny audit setup clean bench lines nats stores writers
 
 help:
-	@echo 'make demo         start an array and make a real mosaic inside it'
+	@echo 'make demo         start a cluster and make a real mosaic inside it'
 	@echo 'make test         all checks of CI except lints and documentation'
 	@echo 'make ci           all checks of CI'
 	@echo 'make build        build target/release/tidemill'
@@ -70,7 +70,7 @@ unit:
 	scripts/test.sh $(WHOLE)
 	TIDEMILL_TEST_QUEUE=memory scripts/test.sh $(WHOLE) --test ends --test jobs --test posix --test serving
 
-# Each test has its own array and mostly waits, so several tests run at once.
+# Each test has its own cluster and mostly waits, so several tests run at once.
 e2e:
 	scripts/test.sh $(WHOLE) --test e2e -- --test-threads=4
 

@@ -32,16 +32,16 @@ def until(what, ready):
         time.sleep(0.01)
 
 
-class Machine(testbed.Array):
+class Machine(testbed.Cluster):
     """Hosts with writing programs and a mount each; a node of the tier for each of them, on the same or on its own host; and nodes that store."""
 
-    def __init__(self, options, folder, tier, place="near"):
+    def __init__(self, options, directory, tier, place="near"):
         options.rate_mbit, self.mounts, self.points = options.pfs_mbit, [], []
-        super().__init__(options, os.path.join(folder, "array"), server_flags=("--drain-after", options.drain_after), client_mbit=options.host_mbit)
+        super().__init__(options, os.path.join(directory, "cluster"), server_flags=("--drain-after", options.drain_after), client_mbit=options.host_mbit)
         try:
             more = [self.network.add(f"host{number}", options.client_cores, options.host_mbit) for number in range(1, options.bursts)]
             self.hosts = [self.client, *more]
-            self.points = [self.mount_point, *(os.path.join(folder, "array", f"mnt{number}") for number in range(1, options.bursts))]
+            self.points = [self.mount_point, *(os.path.join(directory, "cluster", f"mnt{number}") for number in range(1, options.bursts))]
             for number, host in enumerate(self.hosts) if tier else ():
                 if place == "apart":
                     host = self.network.add(f"burst{number}", options.client_cores, options.host_mbit)
@@ -55,13 +55,13 @@ class Machine(testbed.Array):
             raise
 
     def _burst(self, host, number):
-        host.start(*self.program, "node", "--id", str(number), "--tier", "burst", "--folder", os.path.join(self.folder, f"burst{number}"),
-                   "--listen", f"{host.address}:0", "--cores", "1", log=os.path.join(self.folder, f"burst{number}.log"))
+        host.start(*self.program, "node", "--id", str(number), "--tier", "burst", "--data-dir", os.path.join(self.directory, f"burst{number}"),
+                   "--listen", f"{host.address}:0", "--cores", "1", log=os.path.join(self.directory, f"burst{number}.log"))
 
     def mount_all(self):
         for host, point in zip(self.hosts, self.points):
             os.makedirs(point, exist_ok=True)
-            self.mounts.append(host.start(*self.program, "mount", "--path", point, log=os.path.join(self.folder, "mounts.log")))
+            self.mounts.append(host.start(*self.program, "mount", "--path", point, log=os.path.join(self.directory, "mounts.log")))
         for point in self.points:
             testbed.wait("a mount", lambda: os.path.exists(os.path.join(point, ".tidemill")))
 
@@ -219,10 +219,10 @@ def whole(parts):
 def measure(options, ways, patterns, kernels):
     """Runs all ways in turn, each on its own cluster: {(pattern, kernel): {way: (parts, bytes)}}."""
     taken = {}
-    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
-        os.chmod(folder, 0o755)  # kernels run as other users
+    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.dir) as directory:
+        os.chmod(directory, 0o755)  # kernels run as other users
         for way in [way for way in WAYS if way in ways]:
-            with Machine(options, folder, way != "PFS+ANALY", "apart" if way == "IOF+ANALY" else options.place) as machine:
+            with Machine(options, directory, way != "PFS+ANALY", "apart" if way == "IOF+ANALY" else options.place) as machine:
                 for pattern in patterns:
                     for what in kernels:
                         rows = taken.setdefault((pattern, what), {}).setdefault(way, [])
@@ -295,7 +295,7 @@ def together(options):
     """Compares one file on several nodes of the tier with a file for each program. Nodes are on the hosts of their programs or on their own hosts with their own links."""
     options.bursts, options.ratio = 4, 1
     times = {action: {pattern: [] for pattern in ("N-1", "N-N")} for action in ("write", "check")}
-    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder, Machine(options, folder, True, options.place) as machine:
+    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.dir) as directory, Machine(options, directory, True, options.place) as machine:
         for turn in range(options.rounds + 1):
             for pattern in times["write"]:
                 for action in times:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Is the advisor right? Predicts ten kernels in ten situations, and then runs them in all ways.
 
-  advisor.py [--beds local,linked] [--kernels max,...] [--situations 1-10] [--rounds 3] [--binary TIDEMILL] [--out FOLDER]
+  advisor.py [--beds local,linked] [--kernels max,...] [--situations 1-10] [--rounds 3] [--binary TIDEMILL] [--out DIRECTORY]
   advisor.py --table FILE ...      # prints the table of lines from earlier calls
 
 There are two beds. `local`: server and a node of one core are processes of this machine, which both sides share. `linked`: a
@@ -61,11 +61,11 @@ def say(text):
 
 
 class Bed:
-    """Array with one node of one core, and the commands of its client."""
+    """Cluster with one node of one core, and the commands of its client."""
 
     def __init__(self, options):
         self.options, self.jobs = options, 0
-        self.folder = tempfile.mkdtemp(prefix="tidemill-advisor-")
+        self.directory = tempfile.mkdtemp(prefix="tidemill-advisor-")
 
     def call(self, *command):
         done = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
@@ -81,7 +81,7 @@ class Bed:
 
     def script(self, name, tasks):
         self.jobs += 1
-        path = f"{self.folder}/{name}-{self.jobs}.conf"
+        path = f"{self.directory}/{name}-{self.jobs}.conf"
         with open(path, "w") as file:
             file.write(f'name = "{name}"; workdir = "/"; tasks = ( {", ".join(tasks)} );')
         return path
@@ -90,7 +90,7 @@ class Bed:
         return Load(self, programs, jobs)
 
     def close(self):
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class Local(Bed):
@@ -98,12 +98,12 @@ class Local(Bed):
 
     def __init__(self, options):
         super().__init__(options)
-        from local_array import Array
-        self.array = Array(nodes=1, cores=1, folder=self.folder, binary=options.binary)
-        self.flags = ["--dir", self.folder, "--server", self.array.endpoint]
+        from local_cluster import Cluster
+        self.cluster = Cluster(nodes=1, cores=1, directory=self.directory, binary=options.binary)
+        self.flags = ["--dir", self.directory, "--server", self.cluster.endpoint]
 
     def close(self):
-        self.array.__exit__()
+        self.cluster.__exit__()
         super().close()
 
 
@@ -117,13 +117,13 @@ class Linked(Bed):
             self.client = self.network.add("client", 1)
             server = self.network.add("server", 0.5)
             node = self.network.add("node0", 1)
-            token = f"{self.folder}/server/token"
-            self.flags = ["--dir", self.folder, "--server", f"https://{server.address}:{PORT}", "--token-file", token]
-            server.start(options.binary, "server", "--folder", f"{self.folder}/server", "--listen",
-                         f"{server.address}:{PORT}", log=f"{self.folder}/server.log")
+            token = f"{self.directory}/server/token"
+            self.flags = ["--dir", self.directory, "--server", f"https://{server.address}:{PORT}", "--token-file", token]
+            server.start(options.binary, "server", "--data-dir", f"{self.directory}/server", "--listen",
+                         f"{server.address}:{PORT}", log=f"{self.directory}/server.log")
             wait("the server", lambda: os.path.exists(token))
-            node.start(options.binary, *self.flags, "node", "--id", "0", "--folder", f"{self.folder}/node0",
-                          "--listen", f"{node.address}:{PORT}", "--cores", "1", log=f"{self.folder}/node0.log")
+            node.start(options.binary, *self.flags, "node", "--id", "0", "--data-dir", f"{self.directory}/node0",
+                          "--listen", f"{node.address}:{PORT}", "--cores", "1", log=f"{self.directory}/node0.log")
             wait("the node", lambda: any(e["up"] for e in self.ask("status")["nodes"]))
         except BaseException:
             self.close()
@@ -183,11 +183,11 @@ class Case:
     def __init__(self, bed, number, kernel, args, kind, size):
         self.bed, self.kernel, self.args, self.kind, self.size = bed, kernel, args, kind, size
         self.name, self.made = f"{kernel}-{number}", []
-        self.local = f"{bed.folder}/{kind}-{size}"
+        self.local = f"{bed.directory}/{kind}-{size}"
         if not os.path.exists(self.local):
             make(self.local, kind, size)
         self.put(self.local, "whole")
-        self.out = f"{bed.folder}/out"
+        self.out = f"{bed.directory}/out"
         os.makedirs(self.out, exist_ok=True)
 
     def put(self, path, part):
@@ -200,7 +200,7 @@ class Case:
 
     def on_host(self, part):
         """Transfers the input to this host and runs the kernel."""
-        data, out = f"{self.bed.folder}/moved", f"{self.out}/host-{part}"
+        data, out = f"{self.bed.directory}/moved", f"{self.out}/host-{part}"
         self.bed.tidemill("-q", "get", f"/{self.name}-{part}", data)
         if self.kernel in BUILTIN:
             self.bed.tidemill("-q", "kernel", "test", self.kernel, data, "--output", os.path.basename(out), "--keep",
@@ -247,7 +247,7 @@ class Case:
                 cut = file.tell()
                 file.seek(0)
             for name, length in (("here", cut), ("there", self.size - cut)):
-                path = f"{self.bed.folder}/part"
+                path = f"{self.bed.directory}/part"
                 with open(path, "wb") as part:
                     part.write(file.read(length))
                 self.put(path, name)
@@ -377,7 +377,7 @@ def measure(options):
             continue
         bed = make_bed(options)
         try:
-            with bed.load(0, 1) as load:  # so that the array knows the time of such jobs
+            with bed.load(0, 1) as load:  # so that the cluster knows the time of such jobs
                 bed.tidemill("-q", "watch", str(load.job))
                 load.job = None
             for kernel, args, kind in kernels:

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """The burst tier, and the experiments of Active Burst-Buffer (§IV).
 
-  cargo build --release -p tidemill-cli && bench/burst.py [write] [shared] [drain] [hooks] [links] [abb] [sizes] [--rounds 3] [--size-mib 256] [--out FOLDER]
+  cargo build --release -p tidemill-cli && bench/burst.py [write] [shared] [drain] [hooks] [links] [abb] [sizes] [--rounds 3] [--size-mib 256] [--out DIRECTORY]
 
 `write`: one program writes a file of --size-mib MiB in writes of 1 MiB, in place through the mount, into a node of the tier. The peer is ext4 on the same disk.
 `shared`: four programs on two mounts write one file (N-1) into four nodes of the tier. The peer is a file for each program (N-N).
 `drain`: the client writes --size-mib MiB to nodes that store, each with a link of --rate-mbit (250 by default). `seen` is the time with a node of the tier on its host,
 `stored` the time until the data has drained. The peer is the same without the tier.
 `hooks`: --ranks programs on this machine write --size-mib MiB together, in place into a node of the tier, with a hook on all files, or without (`peer`). Rounds alternate on
-one array, and each round begins after all maps of the previous round have ended.
+one cluster, and each round begins after all maps of the previous round have ended.
 `links`: N-1 of four programs on four hosts, each with a node of the tier and a link of --host-mbit (1000). The programs write pieces of 1 MiB in turn and end with fsync. The
 peer is N-N. Then each program reads the data of another program.
 
@@ -43,7 +43,7 @@ import tempfile
 import time
 
 import abb
-import local_array
+import local_cluster
 import shared
 from dscal import MIB, parser_of, testbed
 from mount import Bench, write as write_file
@@ -53,12 +53,12 @@ GOALS = {"write": 0.9, "shared": 0.9, "hooks": 0.9}
 KERNELS = {"max": "max dtype=f64", "average": "mean dtype=f64", "filter": "filter dtype=f64 above=999 out=raw"}
 
 
-class Local(local_array.Array):
+class Local(local_cluster.Cluster):
     """Nodes of the tier and one node that stores, on this machine."""
 
     def __init__(self, bursts, options, mounts):
         self.bursts = bursts
-        super().__init__(nodes=1 + bursts, mount=mounts, folder=options.folder, binary=options.binary)
+        super().__init__(nodes=1 + bursts, mount=mounts, directory=options.dir, binary=options.binary)
 
     def _start(self, name, *args):
         tier = ("--tier", "burst") if name.startswith("node") and name != "node0" else ()
@@ -66,9 +66,9 @@ class Local(local_array.Array):
 
 
 def write(options):
-    with Local(1, options, 1) as array:
+    with Local(1, options, 1) as cluster:
         size, times = options.size_mib * MIB, {"ours": [], "peer": []}
-        places = {"ours": f"{array.mount_point}/f", "peer": f"{array.folder}/f"}
+        places = {"ours": f"{cluster.mount_point}/f", "peer": f"{cluster.directory}/f"}
         for _ in range(options.rounds + 1):
             for side, path in places.items():
                 os.sync()
@@ -81,55 +81,55 @@ def write(options):
 
 
 def together(options):
-    with Local(4, options, 2) as array:
+    with Local(4, options, 2) as cluster:
         shared.GOAL = GOALS["shared"]
-        shared.measure(options, array.mount_points, MIB)
+        shared.measure(options, cluster.mount_points, MIB)
 
 
 class Linked:
     """Nodes that store, with slow links, and optionally a node of the tier on the client's host."""
 
-    def __init__(self, options, folder, tier):
-        self.options, self.folder, self.tier = options, folder, tier
-        self.array = testbed.Array(options, f"{folder}/array", server_flags=("--drain-after", options.drain_after))
+    def __init__(self, options, directory, tier):
+        self.options, self.directory, self.tier = options, directory, tier
+        self.cluster = testbed.Cluster(options, f"{directory}/cluster", server_flags=("--drain-after", options.drain_after))
         try:
             if tier:
-                node = os.path.join(folder, "array", "burst")
-                number = len(self.array.nodes)
-                self.array.client.start(*self.array.program, "node", "--id", str(number), "--tier", "burst", "--folder", node, "--listen",
-                                        f"{self.array.client.address}:0", "--cores", "2", log=os.path.join(folder, "burst.log"))
-                up = lambda: sum(e["up"] for e in self.array.ask("status")["nodes"]) >= number + 2
+                node = os.path.join(directory, "cluster", "burst")
+                number = len(self.cluster.nodes)
+                self.cluster.client.start(*self.cluster.program, "node", "--id", str(number), "--tier", "burst", "--data-dir", node, "--listen",
+                                        f"{self.cluster.client.address}:0", "--cores", "2", log=os.path.join(directory, "burst.log"))
+                up = lambda: sum(e["up"] for e in self.cluster.ask("status")["nodes"]) >= number + 2
                 testbed.wait("the node of the tier", up)
-            self.array.mount()
+            self.cluster.mount()
         except BaseException:
-            self.array.remove()
+            self.cluster.remove()
             raise
 
     def __enter__(self):
-        return self.array
+        return self.cluster
 
     def __exit__(self, *_):
-        self.array.remove()
+        self.cluster.remove()
 
 
-def at(array, *path):
-    return os.path.join(array.mount_point, *path)
+def at(cluster, *path):
+    return os.path.join(cluster.mount_point, *path)
 
 
-def stored(array):
-    array.tidemill("drain", "/", "--wait")
+def stored(cluster):
+    cluster.tidemill("drain", "/", "--wait")
 
 
 def drain(options):
     times = {"seen": [], "stored": [], "peer": []}
     for _ in range(options.rounds):
         for tier in (True, False):
-            with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder, Linked(options, folder, tier) as array:
+            with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.dir) as directory, Linked(options, directory, tier) as cluster:
                 begun = time.perf_counter()
-                array.client.call("sh", "-c", f"dd if=/dev/zero of={at(array, 'f')} bs=1M count={options.size_mib} status=none")
+                cluster.client.call("sh", "-c", f"dd if=/dev/zero of={at(cluster, 'f')} bs=1M count={options.size_mib} status=none")
                 seen = time.perf_counter() - begun
-                array.client.call("sync", at(array, "f"))
-                stored(array)
+                cluster.client.call("sync", at(cluster, "f"))
+                stored(cluster)
                 whole = time.perf_counter() - begun
                 times["seen" if tier else "peer"].append(seen if tier else whole)
                 if tier:
@@ -140,18 +140,18 @@ def drain(options):
                       "ratio": round(middle["seen"] / middle["peer"], 4), "ratio_stored": round(middle["stored"] / middle["peer"], 3)}), flush=True)
 
 
-def written(start, source, folder, number):
+def written(start, source, directory, number):
     """Runs all programs at once, and returns the seconds until the last program has closed its file."""
     begun = time.perf_counter()
-    writers = [start(["dd", f"if={source}{rank}", f"of={folder}/{rank}.f64", "bs=1M", "status=none"]) for rank in range(number)]
+    writers = [start(["dd", f"if={source}{rank}", f"of={directory}/{rank}.f64", "bs=1M", "status=none"]) for rank in range(number)]
     if any([writer.wait() for writer in writers]):
         raise SystemExit("a program could not write")
     return time.perf_counter() - begun
 
 
-def sources(options, folder):
+def sources(options, directory):
     """Returns the data of a program: doubles below 1000, the same in each MiB."""
-    source, chance = os.path.join(folder, "source"), random.Random(1)
+    source, chance = os.path.join(directory, "source"), random.Random(1)
     pieces = options.size_mib // options.ranks
     for rank in range(options.ranks):
         with open(f"{source}{rank}", "wb") as file:
@@ -162,23 +162,23 @@ def sources(options, folder):
 
 
 def hooks(options):
-    with Local(1, options, 1) as array, tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
-        source, size = sources(options, folder)
+    with Local(1, options, 1) as cluster, tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.dir) as directory:
+        source, size = sources(options, directory)
         for what, kernel in KERNELS.items():
             times = {"ours": [], "peer": []}
             for turn in range(options.rounds + 1):
                 for side in times:
-                    place = os.path.join(array.mount_point, f"{what}-{side}-{turn}")
+                    place = os.path.join(cluster.mount_point, f"{what}-{side}-{turn}")
                     os.mkdir(place)
                     if side == "ours":
-                        array.tidemill("hook", "add", f"/{what}-{side}-{turn}/*.f64", "--map", kernel, "--output", "out/${stem}", "--on", "write",
+                        cluster.tidemill("hook", "add", f"/{what}-{side}-{turn}/*.f64", "--map", kernel, "--output", "out/${stem}", "--on", "write",
                                        "--name", "bench")
                     os.sync()
                     times[side].append(written(subprocess.Popen, source, place, options.ranks))
                     if side == "ours":
                         results = [os.path.join(place, "out", str(rank)) for rank in range(options.ranks)]
-                        local_array.wait("the results", lambda: all(map(os.path.exists, results)), 600)
-                        array.tidemill("hook", "remove", "bench")
+                        local_cluster.wait("the results", lambda: all(map(os.path.exists, results)), 600)
+                        cluster.tidemill("hook", "remove", "bench")
                     shutil.rmtree(place)
             times = {side: taken[1:] for side, taken in times.items()}
             Bench.print(f"write seen by {options.ranks} programs, hook {what}", "no hook", times, size * 8 * options.ranks, 0, GOALS["hooks"])

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """ClimStat of Active Storage (§5.2, Fig. 5): the mean of one of many interleaved record variables, on the nodes with its bytes or on a client.
 
-  cargo build --release && bench/climstat.py [--nodes 1,2,4,8] [--variables 96] [--scale 2] [--rounds 5] [--python PYTHON] [--out FOLDER]
+  cargo build --release && bench/climstat.py [--nodes 1,2,4,8] [--variables 96] [--scale 2] [--rounds 5] [--python PYTHON] [--out DIRECTORY]
 
 The netCDF-3 file is like that of the paper: 5 records of 21 × 256/SCALE × 512/SCALE values of each variable. Each node has 0.25 cores and a link of 1 Gbit/s; the client has one core and
 such a link (--node-cores, --client-cores, --rate-mbit). Ours is `tidemill reduce mean`; the client runs it with --local through its mount. Rounds alternate, each with cold mounts, and both
-means must agree. Bytes are those on the nodes' links. Prints JSON lines with medians (`ratio` above 1: the array is faster; `linear`: compared with its own run on the fewest nodes). With
+means must agree. Bytes are those on the nodes' links. Prints JSON lines with medians (`ratio` above 1: the cluster is faster; `linear`: compared with its own run on the fewest nodes). With
 --out it writes fig5a.svg (time) and fig5b.svg (bytes). PYTHON needs netCDF4. Needs root.
 """
 import json
@@ -38,28 +38,28 @@ file.close()
 
 def measure(options, count, source):
     options.nodes = count
-    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
-        os.chmod(folder, 0o755)  # kernels run as other users
-        array = testbed.Array(options, f"{folder}/array", tls="on")
+    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.dir) as directory:
+        os.chmod(directory, 0o755)  # kernels run as other users
+        cluster = testbed.Cluster(options, f"{directory}/cluster", tls="on")
         try:
-            array.mount()
-            root = os.path.join(array.mount_point, "clim")
-            array.client.call("mkdir", root)
-            array.tidemill("stripe", "/clim", "1MiB")
-            array.client.call("cp", source, os.path.join(root, "file.nc"))
-            array.unmount()
+            cluster.mount()
+            root = os.path.join(cluster.mount_point, "clim")
+            cluster.client.call("mkdir", root)
+            cluster.tidemill("stripe", "/clim", "1MiB")
+            cluster.client.call("cp", source, os.path.join(root, "file.nc"))
+            cluster.unmount()
             name = f"v{options.variables // 2:02}"
             where = {"ours": ["/clim/file.nc"], "peer": ["--local", os.path.join(root, "file.nc")]}
             found = {who: [] for who in where}
             for number in range(options.rounds + 1):
                 means = set()
                 for who, place in where.items():
-                    array.mount()
-                    before, begun = carried(array.nodes), time.perf_counter()
-                    said = array.ask("reduce", "mean", *place[:-1], f"{place[-1]}:{name}")
+                    cluster.mount()
+                    before, begun = carried(cluster.nodes), time.perf_counter()
+                    said = cluster.ask("reduce", "mean", *place[:-1], f"{place[-1]}:{name}")
                     seconds = time.perf_counter() - begun
-                    links = sum(carried(array.nodes).values()) - sum(before.values())
-                    array.unmount()
+                    links = sum(carried(cluster.nodes).values()) - sum(before.values())
+                    cluster.unmount()
                     means.add(round(said["values"]["mean"], 5))
                     if number:
                         found[who].append((seconds, links))
@@ -67,7 +67,7 @@ def measure(options, count, source):
                     raise SystemExit(f"means differ: {means}")
             return {who: [statistics.median(values) for values in zip(*all_of)] for who, all_of in found.items()}
         finally:
-            array.remove()
+            cluster.remove()
 
 
 def main():
@@ -77,8 +77,8 @@ def main():
     parser.add_argument("--python", default=sys.executable)
     options = parser.parse_args()
     rows = []
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        source = os.path.join(folder, "file.nc")
+    with tempfile.TemporaryDirectory(dir=options.dir) as directory:
+        source = os.path.join(directory, "file.nc")
         subprocess.run([options.python, "-c", MAKE, source, str(options.variables), str(options.scale)], check=True)
         for count in [int(count) for count in options.nodes.split(",")]:
             found = measure(options, count, source)
@@ -91,8 +91,8 @@ def main():
                               "link_bytes": moved, "client_link_bytes": by_peer}), flush=True)
     if options.out:
         os.makedirs(options.out, exist_ok=True)
-        for name, title, unit, place, scale in (("fig5a.svg", "ClimStat: time in the array, and on a client", "s", 1, 1),
-                                                ("fig5b.svg", "ClimStat: bytes over nodes' links, array and client", "MB", 3, 1e-6)):
+        for name, title, unit, place, scale in (("fig5a.svg", "ClimStat: time in the cluster, and on a client", "s", 1, 1),
+                                                ("fig5b.svg", "ClimStat: bytes over nodes' links, cluster and client", "MB", 3, 1e-6)):
             groups = [(f"{row[0]}", [[("compute", row[place] * scale)], [("I/O", row[place + 1] * scale)]]) for row in rows]
             with open(os.path.join(options.out, name), "w") as file:
                 file.write(figures.bars(title, unit, groups))

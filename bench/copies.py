@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Effect of background copies on a writer: folders with two copies against folders with one.
+"""Effect of background copies on a writer: directories with two copies against directories with one.
 
   cargo build --release && bench/copies.py [--rounds 5] [--large 64] [--small 5000] [--only local,links]
 
@@ -20,7 +20,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "testbed")]
 import testbed  # noqa: E402
-from local_array import BINARY, Array  # noqa: E402
+from local_cluster import BINARY, Cluster  # noqa: E402
 from mount import MIB, Bench, create, timed, write  # noqa: E402
 
 GOAL = 0.9
@@ -42,32 +42,32 @@ def quiet(ask):
         time.sleep(0.05)
 
 
-def have_two(ask, folder):
-    for name in os.listdir(folder)[:LOOKED_AT]:
+def have_two(ask, directory):
+    for name in os.listdir(directory)[:LOOKED_AT]:
         copies = ask("layout", f"/two/{name}")["parts"][0]["copies"]
         if [copy["state"] for copy in copies] != ["current"] * 2:
             raise SystemExit(f"/two/{name}: {copies}")
 
 
 def measure(options, label, mount_point, ask):
-    kinds = {"large": (lambda folder: [write(f"{folder}/{number}", LARGE_BYTES, MIB) for number in range(options.large)],
+    kinds = {"large": (lambda directory: [write(f"{directory}/{number}", LARGE_BYTES, MIB) for number in range(options.large)],
                        options.large * LARGE_BYTES, 0, f"{options.large} files of 16 MiB"),
-             "small": (lambda folder: create(folder, options.small), 0, options.small, f"{options.small} files of 4 KiB")}
+             "small": (lambda directory: create(directory, options.small), 0, options.small, f"{options.small} files of 4 KiB")}
     times = {kind: {"ours": [], "peer": []} for kind in kinds}
     copied = {kind: [] for kind in kinds}
-    folders = {"ours": f"{mount_point}/two", "peer": f"{mount_point}/one"}
+    directories = {"ours": f"{mount_point}/two", "peer": f"{mount_point}/one"}
     for _ in range(options.rounds):
         for kind, (action, *_) in kinds.items():
-            for side, folder in folders.items():
-                os.mkdir(folder)
-                os.setxattr(folder, "user.tidemill.copies", b"2" if side == "ours" else b"1")
+            for side, directory in directories.items():
+                os.mkdir(directory)
+                os.setxattr(directory, "user.tidemill.copies", b"2" if side == "ours" else b"1")
                 quiet(ask)
-                times[kind][side].append(timed(lambda: action(folder)))
+                times[kind][side].append(timed(lambda: action(directory)))
                 after = timed(lambda: quiet(ask))
                 if side == "ours":
                     copied[kind].append(after)
-                    have_two(ask, folder)
-                shutil.rmtree(folder)
+                    have_two(ask, directory)
+                shutil.rmtree(directory)
                 os.sync()
     for kind, (_, size, operations, what) in kinds.items():
         Bench.print(f"2 copies, {label}, {what}", "1 copy", times[kind], size, operations, GOAL,
@@ -75,18 +75,18 @@ def measure(options, label, mount_point, ask):
 
 
 def local(options):
-    with Array(nodes=options.nodes, cores=1, mount=True, folder=options.folder, binary=options.binary) as array:
-        measure(options, "one host", array.mount_point, array.json)
+    with Cluster(nodes=options.nodes, cores=1, mount=True, directory=options.dir, binary=options.binary) as cluster:
+        measure(options, "one host", cluster.mount_point, cluster.json)
 
 
 def links(options):
-    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
-        array = testbed.Array(options, f"{folder}/array")
+    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.dir) as directory:
+        cluster = testbed.Cluster(options, f"{directory}/cluster")
         try:
-            array.mount()
-            measure(options, f"links of {options.rate_mbit} Mbit/s", array.mount_point, array.ask)
+            cluster.mount()
+            measure(options, f"links of {options.rate_mbit} Mbit/s", cluster.mount_point, cluster.ask)
         finally:
-            array.remove()
+            cluster.remove()
 
 
 def main():
@@ -97,7 +97,7 @@ def main():
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--rate-mbit", type=int, default=1000)
     parser.add_argument("--only", default="local,links")
-    parser.add_argument("--folder", help="folder on ext4 (default: the temporary folder)")
+    parser.add_argument("--dir", help="directory on ext4 (default: the temporary directory)")
     parser.add_argument("--quick", action="store_true", help="1 round of 4 and 100 files, on one host only")
     parser.add_argument("--binary", type=os.path.abspath, default=BINARY)
     options = parser.parse_args()

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Drain of a node, against `rsync -a` of its folder on the same disk.
+"""Drain of a node, against `rsync -a` of its directory on the same disk.
 
   cargo build --release && bench/drain.py [--files 10000] [--bytes 65536] [--rounds 3]
 
 There are two storage nodes, and all files are on the first. A round takes the time from `tidemill node drain 0` until no
-file is left to move (`files_left` is 0), and then the time of rsync for the first node's folder of objects. Removals during the
+file is left to move (`files_left` is 0), and then the time of rsync for the first node's directory of objects. Removals during the
 drain count, later removals do not, as rsync removes nothing. Then `tidemill move` transfers the files back. The rate has no limit
 (`--move-rate 0`), and the page cache is warm for both. Prints JSON lines; `ratio` is ours to rsync's in files per second.
 """
@@ -23,26 +23,26 @@ BINARY = os.path.join(HERE, "../target/release/tidemill")
 PAUSE = 0.1
 
 
-class Array:
-    """Server and two nodes in a folder."""
+class Cluster:
+    """Server and two nodes in a directory."""
 
-    def __init__(self, folder, binary):
-        self.folder, self.binary = folder, binary
-        socket = os.path.join(folder, "server/server.sock")
-        self.base = [binary, "--server", f"unix:{socket}", "--dir", folder]
+    def __init__(self, directory, binary):
+        self.directory, self.binary = directory, binary
+        socket = os.path.join(directory, "server/server.sock")
+        self.base = [binary, "--server", f"unix:{socket}", "--dir", directory]
         self.processes = []
-        self.start("server", "--folder", os.path.join(folder, "server"), "--move-rate", "0")
+        self.start("server", "--data-dir", os.path.join(directory, "server"), "--move-rate", "0")
         self.until(lambda: os.path.exists(socket))
         for node in range(2):
-            self.start("node", "--id", str(node), "--folder", self.node(node))
+            self.start("node", "--id", str(node), "--data-dir", self.node(node))
         self.until(lambda: self.up() == 2)
 
     def start(self, *args):
-        log = open(os.path.join(self.folder, f"log-{len(self.processes)}"), "w", encoding="utf-8")
+        log = open(os.path.join(self.directory, f"log-{len(self.processes)}"), "w", encoding="utf-8")
         self.processes.append(subprocess.Popen([*self.base, *args], stdout=log, stderr=log))
 
     def node(self, number):
-        return os.path.join(self.folder, f"node-{number}")
+        return os.path.join(self.directory, f"node-{number}")
 
     def run(self, *args):
         return subprocess.run([*self.base, *args], check=True, capture_output=True, text=True).stdout
@@ -65,35 +65,35 @@ class Array:
             process.wait()
 
 
-def fill(array, files, size):
-    local = os.path.join(array.folder, "local")
+def fill(cluster, files, size):
+    local = os.path.join(cluster.directory, "local")
     os.makedirs(local)
     for number in range(files):
         with open(os.path.join(local, f"f{number}"), "wb") as out:
             out.write(os.urandom(size))
-    array.run("mkdir", "/d")
+    cluster.run("mkdir", "/d")
     names = [os.path.join(local, f"f{number}") for number in range(files)]
     for first in range(0, files, 500):
-        array.run("put", "--node", "0", *names[first : first + 500], "/d/")
+        cluster.run("put", "--node", "0", *names[first : first + 500], "/d/")
     shutil.rmtree(local)
 
 
-def drained(array):
+def drained(cluster):
     start = time.perf_counter()
-    array.run("node", "drain", "0")
-    array.until(lambda: not left(array))
+    cluster.run("node", "drain", "0")
+    cluster.until(lambda: not left(cluster))
     return time.perf_counter() - start
 
 
-def left(array):
-    drain = array.json("labels")["drains"][0]
+def left(cluster):
+    drain = cluster.json("labels")["drains"][0]
     return drain["files_left"] > 0 or drain["listing"]
 
 
-def copied(array):
-    target = os.path.join(array.folder, "rsync")
+def copied(cluster):
+    target = os.path.join(cluster.directory, "rsync")
     start = time.perf_counter()
-    subprocess.run(["rsync", "-a", array.node(0) + "/objects/", target], check=True)
+    subprocess.run(["rsync", "-a", cluster.node(0) + "/objects/", target], check=True)
     taken = time.perf_counter() - start
     shutil.rmtree(target)
     return taken
@@ -105,23 +105,23 @@ def main():
     parser.add_argument("--bytes", type=int, default=65_536)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--binary", default=BINARY)
-    parser.add_argument("--folder", help="folder of the array (default: in the temporary folder)")
+    parser.add_argument("--dir", help="directory of the cluster (default: in the temporary directory)")
     args = parser.parse_args()
     ratios = []
-    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        array = Array(folder, os.path.abspath(args.binary))
+    with tempfile.TemporaryDirectory(dir=args.dir) as directory:
+        cluster = Cluster(directory, os.path.abspath(args.binary))
         try:
-            fill(array, args.files, args.bytes)
+            fill(cluster, args.files, args.bytes)
             for number in range(args.rounds):
-                theirs, ours = copied(array), drained(array)
+                theirs, ours = copied(cluster), drained(cluster)
                 ratios.append(theirs / ours)
                 print(json.dumps({"round": number, "drain_s": ours, "rsync_s": theirs, "ratio": ratios[-1]}), flush=True)
-                array.until(lambda: array.json("labels")["drains"][0]["empty"])
-                array.run("node", "drain", "0", "--cancel")
-                array.run("move", "/d", "--node", "0")
-                array.until(lambda: not array.json("labels")["pending"] and not array.json("labels")["labels"])
+                cluster.until(lambda: cluster.json("labels")["drains"][0]["empty"])
+                cluster.run("node", "drain", "0", "--cancel")
+                cluster.run("move", "/d", "--node", "0")
+                cluster.until(lambda: not cluster.json("labels")["pending"] and not cluster.json("labels")["labels"])
         finally:
-            array.end()
+            cluster.end()
     result = {"files": args.files, "bytes": args.bytes, "ratio": statistics.median(ratios), "goal": 1.0}
     print(json.dumps(result))
 

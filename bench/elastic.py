@@ -7,7 +7,7 @@ Each node takes files at --rate. A control group can't limit the nodes on one di
 one writer for each node that takes part. The script measures 25, 50, 75 and 100 % awake nodes. `static` writes to the awake
 nodes. `elastic` first wakes the others, all at once, by `tidemill node wake`, and writes to all nodes that are awake by
 then. The wake-up is real: the node's process starts again, and a wake command adds --wake seconds, as a host would. Energy is the
-value of `tidemill status` between start and end, computed from --busy, --idle and --suspended watts of all nodes. The array counts
+value of `tidemill status` between start and end, computed from --busy, --idle and --suspended watts of all nodes. The cluster counts
 waking hosts as suspended, so the script adds the energy of a busy host during the wake-up. Prints JSON lines: `elastic_pays` compares
 both ways, `predicted` is the answer of `tidemill plan elastic` for as many tasks with the time of a file and all nodes woken, and
 `error` is its relative error (0.1: 10 % too much).
@@ -22,11 +22,11 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
-from local_array import Array, wait  # noqa: E402
+from local_cluster import Cluster, wait  # noqa: E402
 
 
-class Elastic(Array):
-    """Array whose nodes have configured values of power."""
+class Elastic(Cluster):
+    """Cluster whose nodes have configured values of power."""
 
     def __init__(self, options):
         self.options = options
@@ -48,7 +48,7 @@ class Elastic(Array):
         return sum((e["energy"] or {"joules": 0})["joules"] for e in self.json("status")["nodes"])
 
 
-def writer(array, node, files, taken, options):
+def writer(cluster, node, files, taken, options):
     """Writes files to one node at its rate until none is left."""
     with tempfile.NamedTemporaryFile() as local:
         local.write(os.urandom(options.size << 20))
@@ -59,29 +59,29 @@ def writer(array, node, files, taken, options):
                     return
                 number = files.pop()
             begun = time.monotonic()
-            array.tidemill("put", "--node", str(node), local.name, f"/f{number}")
+            cluster.tidemill("put", "--node", str(node), local.name, f"/f{number}")
             left = options.size * (1 << 20) / options.rate - (time.monotonic() - begun)
             time.sleep(max(0, left))
 
 
-def measure(array, active, elastic, options):
+def measure(cluster, active, elastic, options):
     everyone = list(range(options.nodes))
     asleep = everyone[active:]
     for node in everyone[:active]:
-        array.tidemill("node", "wake", str(node))
+        cluster.tidemill("node", "wake", str(node))
     for node in asleep:
-        wait(f"node {node} to sleep", lambda: array.run("node", "suspend", str(node)).returncode == 0)
+        wait(f"node {node} to sleep", lambda: cluster.run("node", "suspend", str(node)).returncode == 0)
     files, taken = [f"{active}-{int(elastic)}-{number}" for number in range(options.files)], threading.Lock()
-    drawn, begun = array.joules(), time.monotonic()
+    drawn, begun = cluster.joules(), time.monotonic()
     wakes = []
 
     def work(node):
         if node in asleep:
             at = time.monotonic()
             time.sleep(options.wake)
-            array.tidemill("node", "wake", str(node))
+            cluster.tidemill("node", "wake", str(node))
             wakes.append(time.monotonic() - at)
-        writer(array, node, files, taken, options)
+        writer(cluster, node, files, taken, options)
 
     who = everyone if elastic else everyone[:active]
     threads = [threading.Thread(target=work, args=(node,)) for node in who]
@@ -90,26 +90,26 @@ def measure(array, active, elastic, options):
     for thread in threads:
         thread.join()
     seconds = time.monotonic() - begun
-    time.sleep(1)  # the array adds energy twice a second
-    joules = array.joules() - drawn
-    joules -= (time.monotonic() - begun - seconds) * array.watts()
+    time.sleep(1)  # the cluster adds energy twice a second
+    joules = cluster.joules() - drawn
+    joules -= (time.monotonic() - begun - seconds) * cluster.watts()
     joules += len(wakes) * options.wake * (options.busy - options.suspended)
     return {"seconds": seconds, "joules": joules, "wake_s": sum(wakes) / len(wakes) if wakes else 0}
 
 
-def predict(array, active, wake, options):
+def predict(cluster, active, wake, options):
     """Returns the planner's prediction for as many tasks as files, each with the time of a file."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         def path(name, text):
-            with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+            with open(os.path.join(directory, name), "w", encoding="utf-8") as file:
                 file.write(text)
-            return os.path.join(folder, name)
+            return os.path.join(directory, name)
 
         tasks = (f'{{ name = "t{n}"; kernel = "put"; output = [ "o{n}" ]; }}' for n in range(options.files))
         job = path("job.conf", 'name = "files"; workdir = "/"; tasks = ( ' + ", ".join(tasks) + " );")
         span = options.size * (1 << 20) / options.rate
         costs = path("costs.toml", f'[kernels]\nput = {{ time = {span}, output = 0 }}\n')
-        platform = path("array.ini", f"""[AFE]
+        platform = path("cluster.ini", f"""[AFE]
 cores_per_afe = 1
 read_bandwidth = unlimited
 write_bandwidth = unlimited
@@ -122,7 +122,7 @@ wake = {wake}
 [SERVER]
 number_afes = {options.nodes}
 """)
-        point = array.json("plan", "elastic", job, "--costs", costs, "--platform", platform, "--awake", str(active))["points"][0]
+        point = cluster.json("plan", "elastic", job, "--costs", costs, "--platform", platform, "--awake", str(active))["points"][0]
         shown = lambda way: {"seconds": point[way]["makespan_ns"] / 1e9, "joules": point[way]["energy_joules"]}
         return {"static": shown("static"), "elastic": shown("all"), "woken_if_it_pays": point["elastic"]["wakes"]}
 
@@ -138,11 +138,11 @@ def main():
     parser.add_argument("--idle", type=float, default=165)
     parser.add_argument("--suspended", type=float, default=16)
     options = parser.parse_args()
-    with Elastic(options) as array:
+    with Elastic(options) as cluster:
         for percent in (25, 50, 75, 100):
             active = max(1, options.nodes * percent // 100)
-            static, elastic = (measure(array, active, way, options) for way in (False, True))
-            predicted = predict(array, active, elastic["wake_s"] or options.wake, options)
+            static, elastic = (measure(cluster, active, way, options) for way in (False, True))
+            predicted = predict(cluster, active, elastic["wake_s"] or options.wake, options)
             error = {
                 way: {of: round(predicted[way][of] / measured[of] - 1, 3) for of in ("seconds", "joules")}
                 for way, measured in (("static", static), ("elastic", elastic))

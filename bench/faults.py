@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Kills, stops and starts the processes of an array at random while programs write, replace, append, remove and
+"""Kills, stops and starts the processes of a cluster at random while programs write, replace, append, remove and
 read files and jobs run. Then checks that all acknowledged data exists, on every mount and for the client.
 
     faults.py [--binary PATH] [--faults N] [--seed N] [--kinds kill,stop,restart] [--victims server,node,mount]
               [--drains] [--outside] [--hooks]
 
 With --drains the first node is of the burst tier. All files drain from it again and again, and each fault happens
-during a drain. With --outside the last node has its files in an external store, a folder. At the end all files must
+during a drain. With --outside the last node has its files in an external store, a directory. At the end all files must
 have drained, and the tier must be empty. With --hooks each version is mapped while it is written; at the end each file's
 result must be that of its bytes.
 
@@ -37,12 +37,12 @@ NEWS_S = 5  # for other mounts, including faults
 # Allowed errors while a process is offline (docs/semantics.md); any other error is a finding.
 AWAY = {errno.ECOMM, errno.EHOSTUNREACH, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO, errno.EINTR, errno.ECONNABORTED}
 BUSY = {errno.ETXTBSY}
-# The folder below a missing mount is empty and read-only.
+# The directory below a missing mount is empty and read-only.
 BARE = {errno.ENOENT, errno.EPERM, errno.EACCES}
 
 
 class Process:
-    """Process of the array that can be killed and started again."""
+    """Process of the cluster that can be killed and started again."""
 
     def __init__(self, name, command, log):
         self.name, self.command, self.log, self.child = name, command, log, None
@@ -56,7 +56,7 @@ class Process:
         self.child.wait()
 
 
-class Array:
+class Cluster:
     def __init__(self, binary, work, nodes, drains=False, outside=False):
         self.binary, self.work, self.drains = binary, work, drains
         self.server = Process("server", [], "")
@@ -65,7 +65,7 @@ class Array:
         log = lambda name: f"{work}/{name}.log"
         make = lambda name, *args: Process(name, [binary, *args, *common], log(name))
         after = ["--drain-after", "1s"] if drains else []
-        self.server = make("server", "server", "--folder", f"{work}/server", "--listen", "127.0.0.1:0", *after)
+        self.server = make("server", "server", "--data-dir", f"{work}/server", "--listen", "127.0.0.1:0", *after)
         more = {n: [] for n in range(nodes)}
         if drains:
             more[0] += ["--tier", "burst"]
@@ -73,7 +73,7 @@ class Array:
             os.mkdir(f"{work}/store")
             more[nodes - 1] += ["--outside", f"file://{work}/store"]
         self.nodes = [
-            make(f"node-{n}", "node", "--id", str(n), "--folder", f"{work}/node-{n}", "--cores", "1", "--listen", "127.0.0.1:0", *more[n])
+            make(f"node-{n}", "node", "--id", str(n), "--data-dir", f"{work}/node-{n}", "--cores", "1", "--listen", "127.0.0.1:0", *more[n])
             for n in range(nodes)
         ]
         self.mounts = {
@@ -150,13 +150,13 @@ class File:
 class Load:
     """Programs that work in both mounts."""
 
-    def __init__(self, array, seed, writers):
-        self.array, self.seed, self.over = array, seed, threading.Event()
+    def __init__(self, cluster, seed, writers):
+        self.cluster, self.seed, self.over = cluster, seed, threading.Event()
         self.counts, self.errors, self.wrong = collections.Counter(), collections.Counter(), []
         self.files = {}
         self.threads = []
         self.draining = threading.Event()
-        if array.drains:
+        if cluster.drains:
             self.spawn(self.drain)
         for writer in range(writers):
             for number in range(FILES):
@@ -179,7 +179,7 @@ class Load:
             raise
 
     def path(self, mount, name):
-        return f"{self.array.work}/{mount}/{name}"
+        return f"{self.cluster.work}/{mount}/{name}"
 
     def note(self, what, name, content):
         file = self.files[name]
@@ -197,12 +197,12 @@ class Load:
             content = f"{name} {serial} ".encode() * rng.randrange(1, BYTES_MAX // 20)
             work = rng.choice([self.put, self.put, self.save, self.save, self.append, self.remove])
             with self.files[name].lock:
-                bare = mount in self.array.bare
+                bare = mount in self.cluster.bare
                 try:
                     work(mount, name, content, rng)
                     self.counts[work.__name__] += 1
                 except OSError as error:
-                    bare = bare or mount in self.array.bare
+                    bare = bare or mount in self.cluster.bare
                     if error.errno not in AWAY | BUSY | (BARE if bare else set()):
                         self.wrong.append(f"{work.__name__} {name} on {mount}: {error.strerror}")
                     self.errors[f"{work.__name__} {error.strerror}"] += 1
@@ -263,7 +263,7 @@ class Load:
         while not self.over.is_set():
             name = rng.choice(list(self.files))
             with self.files[name].lock:
-                bare = mount in self.array.bare
+                bare = mount in self.cluster.bare
                 try:
                     content = self.content(self.path(mount, name))
                 except OSError as error:
@@ -272,7 +272,7 @@ class Load:
                     self.errors[f"read {error.strerror}"] += 1
                     time.sleep(0.2)
                     continue
-                if bare or mount in self.array.bare:
+                if bare or mount in self.cluster.bare:
                     continue
                 self.counts["read"] += 1
                 if not self.files[name].holds(content) and not self.is_on_its_way(mount, name, content):
@@ -295,7 +295,7 @@ class Load:
         return False
 
     def jobs(self):
-        script = f"{self.array.work}/job.conf"
+        script = f"{self.cluster.work}/job.conf"
         names = [name for name in self.files]
         rng = random.Random(f"{self.seed}/jobs")
         serial = 0
@@ -312,7 +312,7 @@ class Load:
                         f'input = ["{name}"]; output = ["out{serial}"]; stdout = "out{serial}"; }} );'
                     )
                 try:
-                    said = self.array.run("submit", "--watch", "--no-cache", script, timeout=180)
+                    said = self.cluster.run("submit", "--watch", "--no-cache", script, timeout=180)
                 except subprocess.TimeoutExpired:
                     self.wrong.append(f"a job that reads {name} did not end within 180 s")
                     continue
@@ -320,7 +320,7 @@ class Load:
                     self.errors["job"] += 1
                     continue
                 try:
-                    got = self.array.run("cat", f"/out{serial}").stdout
+                    got = self.cluster.run("cat", f"/out{serial}").stdout
                 except subprocess.TimeoutExpired:
                     self.errors["cat"] += 1
                     continue
@@ -334,7 +334,7 @@ class Load:
             free = ["--free"] if rng.random() < 0.7 else []
             self.draining.set()
             try:
-                said = self.array.run("drain", "/", "--wait", *free, timeout=20)
+                said = self.cluster.run("drain", "/", "--wait", *free, timeout=20)
                 self.counts["drain" if said.returncode == 0 else "drain broken off"] += 1
             except subprocess.TimeoutExpired:
                 self.counts["drain given up"] += 1
@@ -345,23 +345,23 @@ class Load:
         """Drains all files of the tier, and removes them from it."""
 
         def drained():
-            self.array.run("drain", "/", "--wait", "--free")
-            staged = self.array.status()["nodes"][0].get("staged") or {}
+            self.cluster.run("drain", "/", "--wait", "--free")
+            staged = self.cluster.status()["nodes"][0].get("staged") or {}
             return not staged.get("objects")
 
-        self.array.wait("the end of what drains", drained)
+        self.cluster.wait("the end of what drains", drained)
 
     def check_hooks(self):
         """Checks that each existing file has a result, which is that of its bytes, regardless of kills."""
 
         def settled():
-            log = lambda *args: json.loads(self.array.run("--json", "rule", "log", "sums", "--limit", "10000", *args).stdout)
+            log = lambda *args: json.loads(self.cluster.run("--json", "rule", "log", "sums", "--limit", "10000", *args).stdout)
             if log("--state", "queued,waiting,running"):
                 return False
             self.log = log()
             return True
 
-        self.array.wait("the last maps", settled)
+        self.cluster.wait("the last maps", settled)
         if failed := [one for one in self.log if one["state"] == "failed"]:
             self.wrong.append(f"{len(failed)} versions were not mapped: {failed[0]}")
         seen = collections.Counter(one["object"] for one in self.log)
@@ -385,37 +385,37 @@ class Load:
                 content = self.content(self.path(mount, name))
                 if not file.holds(content):
                     self.note(f"at the end on mount {mount}", name, content)
-            said = self.array.run("cat", f"/{name}")
+            said = self.cluster.run("cat", f"/{name}")
             content = said.stdout if said.returncode == 0 else None
             if not file.holds(content):
                 self.note("at the end for the client", name, content)
 
 
-def fault(array, rng, kinds, victims):
+def fault(cluster, rng, kinds, victims):
     """Causes one fault, and ends it."""
     candidates = []
     if "server" in victims:
-        candidates.append(array.server)
+        candidates.append(cluster.server)
     if "node" in victims:
-        candidates += array.nodes
+        candidates += cluster.nodes
     if "mount" in victims:
-        candidates += array.mounts.values()
+        candidates += cluster.mounts.values()
     victim, kind, away = rng.choice(candidates), rng.choice(kinds), rng.choice([0, 0.1, 1, 4])
     if kind == "stop":
         victim.child.send_signal(signal.SIGSTOP)
         time.sleep(away)
         victim.child.send_signal(signal.SIGCONT)
     else:
-        mounts = {name for name, mount in array.mounts.items() if mount is victim}
-        array.bare |= mounts
+        mounts = {name for name, mount in cluster.mounts.items() if mount is victim}
+        cluster.bare |= mounts
         victim.kill(signal.SIGTERM if kind == "restart" else signal.SIGKILL)
         for name in mounts:
-            array.detach(name)
+            cluster.detach(name)
         time.sleep(away)
         victim.start()
         for name in mounts:
-            array.wait("the mount", lambda: os.path.ismount(f"{array.work}/{name}"))
-        array.bare -= mounts
+            cluster.wait("the mount", lambda: os.path.ismount(f"{cluster.work}/{name}"))
+        cluster.bare -= mounts
     return f"{kind} {victim.name}"
 
 
@@ -430,23 +430,23 @@ def main():
     parser.add_argument("--writers", type=int, default=4)
     parser.add_argument("--pause", type=float, default=2.0, help="maximum seconds between faults")
     parser.add_argument("--drains", action="store_true", help="make the first node one of the burst tier, which always drains")
-    parser.add_argument("--outside", action="store_true", help="store the files of the last node in an external folder")
+    parser.add_argument("--outside", action="store_true", help="store the files of the last node in an external directory")
     parser.add_argument("--hooks", action="store_true", help="map each version by a hook")
-    parser.add_argument("--work", help="empty work folder; kept after a failure")
+    parser.add_argument("--work", help="empty work directory; kept after a failure")
     args = parser.parse_args()
     work = args.work or tempfile.mkdtemp(prefix="tidemill-faults-")
     os.chmod(work, 0o755)
-    print(f"faults: seed {args.seed}, array in {work}", file=sys.stderr)
+    print(f"faults: seed {args.seed}, cluster in {work}", file=sys.stderr)
     rng = random.Random(args.seed)
-    array = Array(os.path.abspath(args.binary), work, args.nodes, args.drains, args.outside)
+    cluster = Cluster(os.path.abspath(args.binary), work, args.nodes, args.drains, args.outside)
     began, done = time.time(), collections.Counter()
     try:
-        array.start()
+        cluster.start()
         if args.hooks:
             hook = ("--map", "/usr/bin/sha256sum", "--output", "/sums/${batch}", "--on", "write", "--name", "sums")
-            added = array.run("hook", "add", "/w*/f*", *hook)
+            added = cluster.run("hook", "add", "/w*/f*", *hook)
             assert added.returncode == 0, added.stderr
-        load = Load(array, args.seed, args.writers)
+        load = Load(cluster, args.seed, args.writers)
         for thread in load.threads:
             thread.start()
         for number in range(args.faults):
@@ -454,7 +454,7 @@ def main():
             if args.drains:
                 load.draining.wait(SETTLE_S)
                 time.sleep(rng.random() * 0.3)
-            done[fault(array, rng, args.kinds.split(","), args.victims.split(","))] += 1
+            done[fault(cluster, rng, args.kinds.split(","), args.victims.split(","))] += 1
             if load.wrong:
                 break
             if number % 20 == 19:
@@ -464,9 +464,9 @@ def main():
             thread.join(SETTLE_S + 90)
             if thread.is_alive():
                 load.wrong.append("a program hangs although all processes are up")
-        up = lambda: sum(e["up"] for e in array.status()["nodes"]) == len(array.nodes)
-        array.wait("all nodes", up)
-        array.wait("the mounts", lambda: all(os.listdir(f"{work}/{m}") is not None for m in array.mounts))
+        up = lambda: sum(e["up"] for e in cluster.status()["nodes"]) == len(cluster.nodes)
+        cluster.wait("all nodes", up)
+        cluster.wait("the mounts", lambda: all(os.listdir(f"{work}/{m}") is not None for m in cluster.mounts))
         load.check()
         if args.drains:
             load.check_drained()
@@ -474,7 +474,7 @@ def main():
         if args.hooks:
             load.check_hooks()
     finally:
-        array.stop()
+        cluster.stop()
     result = {
         "seed": args.seed,
         "faults": sum(done.values()),
@@ -486,7 +486,7 @@ def main():
     }
     print(json.dumps(result))
     if load.wrong:
-        print(f"faults: {len(load.wrong)} findings; the array is kept in {work}", file=sys.stderr)
+        print(f"faults: {len(load.wrong)} findings; the cluster is kept in {work}", file=sys.stderr)
         sys.exit(1)
     if not args.work:
         shutil.rmtree(work, ignore_errors=True)

@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import time
 
-from local_array import Array, wait
+from local_cluster import Cluster, wait
 
 MIB = 1 << 20
 FILE_BYTES = 512 * MIB
@@ -41,10 +41,10 @@ def read(path, size, seconds):
     return taken
 
 
-def write(folder, size, seconds):
+def write(directory, size, seconds):
     taken = []
     piece = random.randbytes(size)
-    path = os.path.join(folder, "scratch")
+    path = os.path.join(directory, "scratch")
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -73,19 +73,19 @@ def percentile(values, percent):
 
 
 class Side:
-    """Array whose kernels have one priority, with a mount of each kind."""
+    """Cluster whose kernels have one priority, with a mount of each kind."""
 
     def __init__(self, priority):
         os.environ["TIDEMILL_NODE_KERNELS"] = priority
-        self.array = Array(nodes=1, cores=os.cpu_count(), mount=True)
-        self.points = {"in place": self.array.mount_point, "http": os.path.join(self.array.folder, "remote")}
+        self.cluster = Cluster(nodes=1, cores=os.cpu_count(), mount=True)
+        self.points = {"in place": self.cluster.mount_point, "http": os.path.join(self.cluster.directory, "remote")}
         os.mkdir(self.points["http"])
-        self.array._start("remote", "mount", "--path", self.points["http"], "--in-place", "false")
+        self.cluster._start("remote", "mount", "--path", self.points["http"], "--in-place", "false")
         wait("the mount", lambda: os.path.exists(os.path.join(self.points["http"], ".tidemill")))
-        with open(os.path.join(self.array.mount_point, "data"), "wb") as file:
+        with open(os.path.join(self.cluster.mount_point, "data"), "wb") as file:
             for _ in range(FILE_BYTES // MIB):
                 file.write(random.randbytes(MIB))
-        with open(os.path.join(self.array.mount_point, "half"), "wb") as file:
+        with open(os.path.join(self.cluster.mount_point, "half"), "wb") as file:
             file.write(bytes(256 * MIB))
         self.jobs = 0
 
@@ -96,19 +96,19 @@ class Side:
                  f'output = ["spun{self.jobs}"]; }}']
         tasks += [f'{{ name = "s{n}"; kernel = "stddev"; input = ["half"]; output = ["s{self.jobs}.{n}"]; }}'
                   for n in range(int(seconds * 60))]
-        path = os.path.join(self.array.folder, "kernels.conf")
+        path = os.path.join(self.cluster.directory, "kernels.conf")
         with open(path, "w") as file:
             file.write(f'name = "k"; workdir = "/k"; tasks = ( {", ".join(tasks)} );'.replace('["half"]', '["/half"]'))
-        job = self.array.json("submit", "--no-cache", path)["job"]
-        wait("kernels to run", lambda: self.array.json("status")["nodes"][0]["running"] >= min(2, os.cpu_count()))
+        job = self.cluster.json("submit", "--no-cache", path)["job"]
+        wait("kernels to run", lambda: self.cluster.json("status")["nodes"][0]["running"] >= min(2, os.cpu_count()))
         return job
 
     def end(self, job):
-        self.array.run("cancel", str(job))
-        wait("kernels to end", lambda: self.array.json("status")["nodes"][0]["running"] == 0)
+        self.cluster.run("cancel", str(job))
+        wait("kernels to end", lambda: self.cluster.json("status")["nodes"][0]["running"] == 0)
 
     def close(self):
-        self.array.__exit__()
+        self.cluster.__exit__()
         subprocess.run(["umount", "-l", self.points["http"]], capture_output=True)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Labels of an application: rates of publishing and storing; single labels; large labels.
 
-  cargo build --release -p tidemill-cli -p tidemill-label && bench/labels.py [--rounds 3] [--folder FOLDER] [--binary target/release/tidemill]
+  cargo build --release -p tidemill-cli -p tidemill-label && bench/labels.py [--rounds 3] [--dir DIRECTORY] [--binary target/release/tidemill]
 
 `publish`: labels of 1 KiB, which survive a kill of any process, against a copy of as many bytes within memory. `stored`: the
 same until all bytes are in closed files, with 10 000 files and with one file. The peer are system calls through the same mount (open,
@@ -9,7 +9,7 @@ pwrite, close; a single file is opened once). `cpu_us` is the processor time of 
 the wait for it. `large`: labels of 1 MiB as the application sees them, against memcpy; and until they are on the device, against
 `dd conv=fsync` into the file system below. `intent`: the effect of each intent on a label that the application does not wait for (the
 time until it is stored), and on the agent (its wake-ups and processor time with one label every millisecond). Prints JSON lines with
-medians over rounds. The array is in FOLDER. Choose a file system in which few files were removed recently: after many removals, ext4
+medians over rounds. The cluster is in DIRECTORY. Choose a file system in which few files were removed recently: after many removals, ext4
 creates files many times slower for some minutes.
 """
 import argparse
@@ -20,31 +20,31 @@ import statistics
 import subprocess
 import time
 
-from local_array import BINARY, HERE, Array
+from local_cluster import BINARY, HERE, Cluster
 
 
 class Labels:
-    def __init__(self, array, binary):
-        self.array, self.folder = array, f"/dev/shm/tidemill-bench-{os.getpid()}"
-        os.mkdir(self.folder, 0o700)
+    def __init__(self, cluster, binary):
+        self.cluster, self.directory = cluster, f"/dev/shm/tidemill-bench-{os.getpid()}"
+        os.mkdir(self.directory, 0o700)
         target = os.path.dirname(os.path.abspath(binary))
-        self.program = os.path.join(array.folder, "labels-bench")
+        self.program = os.path.join(cluster.directory, "labels-bench")
         compile = ["cc", "-O2", "-o", self.program, f"{HERE}/labels.c", f"-L{target}", "-ltidemill_label", f"-Wl,-rpath,{target}"]
         subprocess.run(compile, check=True)
-        self.env = dict(os.environ, TIDEMILL_LABELS=self.folder, TIDEMILL=os.path.abspath(binary))
+        self.env = dict(os.environ, TIDEMILL_LABELS=self.directory, TIDEMILL=os.path.abspath(binary))
         self.number = 0
 
     def fresh(self):
-        """Makes a new folder in the array."""
+        """Makes a new directory in the cluster."""
         self.number += 1
-        path = os.path.join(self.array.mount_point, str(self.number))
+        path = os.path.join(self.cluster.mount_point, str(self.number))
         os.mkdir(path)
         return path
 
     def agent(self):
         """Returns the agent's process and its processor seconds."""
         try:
-            with open(os.path.join(self.folder, "agent.lock")) as lock:
+            with open(os.path.join(self.directory, "agent.lock")) as lock:
                 pid = int(lock.read())
             with open(f"/proc/{pid}/stat") as stat:
                 fields = stat.read().rsplit(")", 1)[1].split()
@@ -60,9 +60,9 @@ class Labels:
                 count += sum(int(line.split()[1]) for line in status if line.startswith("voluntary_ctxt"))
         return count
 
-    def run(self, mode, count, size, files, folder=None):
+    def run(self, mode, count, size, files, directory=None):
         before, times = self.agent(), os.times()
-        command = [self.program, mode, folder or self.fresh(), str(count), str(size), str(files)]
+        command = [self.program, mode, directory or self.fresh(), str(count), str(size), str(files)]
         said = subprocess.run(command, env=self.env, check=True, capture_output=True, text=True).stdout
         after = os.times()
         own = after.children_user + after.children_system - times.children_user - times.children_system
@@ -100,11 +100,11 @@ def one(labels, rounds):
     for mode, what, files in [("wait", "write new files", 2000), ("wait", "write one file of 2 MB", 1), ("read", "read one file of 2 MB", 1)]:
         all_of = []
         for _ in range(rounds):
-            folder = labels.fresh()
+            directory = labels.fresh()
             if files == 1:
-                with open(f"{folder}/0", "wb") as file:
+                with open(f"{directory}/0", "wb") as file:
                     file.write(bytes(1024 * 2000))
-            all_of += labels.run(mode, 2000, 1024, files, folder)[0]
+            all_of += labels.run(mode, 2000, 1024, files, directory)[0]
         all_of.sort()
         show(bench="one", what=what, bytes=1024, p50_us=round(median(all_of)), p99_us=round(all_of[len(all_of) * 99 // 100]))
 
@@ -116,12 +116,12 @@ def large(labels, rounds):
         # As much data as fits, so that the application never waits for the agent.
         seen.append(labels.run("publish", 128, size, 1)[0][0])
         copies.append(labels.run("memcpy", 128, size, 1)[0][0])
-        folder = labels.fresh()
-        stored.append(labels.run("publish", count, size, 1, folder)[0][1])
+        directory = labels.fresh()
+        stored.append(labels.run("publish", count, size, 1, directory)[0][1])
         # Both must write to pages that the machine has used before: in a virtual machine, each new page costs a fault of the host.
-        shutil.rmtree(folder)
+        shutil.rmtree(directory)
         time.sleep(2)
-        target = os.path.join(labels.array.folder, "dd")
+        target = os.path.join(labels.cluster.directory, "dd")
         begun = time.perf_counter()
         subprocess.run(["dd", "if=/dev/zero", f"of={target}", "bs=1M", f"count={count}", "conv=fsync"], check=True, stderr=subprocess.DEVNULL)
         disk.append(time.perf_counter() - begun)
@@ -143,11 +143,11 @@ def intents(labels):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder")
+    parser.add_argument("--dir")
     parser.add_argument("--binary", default=BINARY)
     args = parser.parse_args()
-    with Array(nodes=1, cores=2, mount=True, folder=args.folder, binary=args.binary) as array:
-        labels = Labels(array, args.binary)
+    with Cluster(nodes=1, cores=2, mount=True, directory=args.dir, binary=args.binary) as cluster:
+        labels = Labels(cluster, args.binary)
         try:
             one(labels, args.rounds)
             small(labels, args.rounds)
@@ -157,7 +157,7 @@ def main():
             pid = labels.agent()[0]
             if pid:
                 os.kill(pid, 9)
-            shutil.rmtree(labels.folder)
+            shutil.rmtree(labels.directory)
 
 
 if __name__ == "__main__":

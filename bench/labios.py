@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Experiments of LABIOS (§4.2): a client and nodes, each with its own host and link.
 
-  cargo build --release -p tidemill-cli -p tidemill-label && bench/labios.py [cm1] [insitu] [background] [montage] [anatomy] [hacc] [kmeans] [--nodes 4] [--rounds 3] [--out FOLDER]
+  cargo build --release -p tidemill-cli -p tidemill-label && bench/labios.py [cm1] [insitu] [background] [montage] [anatomy] [hacc] [kmeans] [--nodes 4] [--rounds 3] [--out DIRECTORY]
 
 `cm1` (Fig. 14): each step computes for --compute seconds and then writes --step-mib MiB in writes of 1 MiB. The ways are labels without a wait, system calls through the mount, and ext4
 of the client. The script imitates the pattern of CM1. `seen_s` is the time in which the program did not compute; `total_s` ends when all data is in closed files.
@@ -10,8 +10,8 @@ Ours is a job; the peer runs the same kernels on the client, which reads through
 `background` (Fig. 18): the peer is a client that sorts, encrypts or packs --file-mib MiB and then writes the result. Ours writes the raw data, and the node does the work. `exit_s` is
 the time until the program may end, `done_s` the time until the result exists.
 
-`montage` (Fig. 16): the mosaic of examples/montage, all on this machine. Its 36 commands start as they become ready, --cores at once: in a folder of the mount on --nodes nodes on
-disks (`mount`), in a room in memory (`room`) and in a folder of ext4 (`ext4`). `job` is a job of the same array with intermediate files in memory. `seconds` end when mosaic.png exists
+`montage` (Fig. 16): the mosaic of examples/montage, all on this machine. Its 36 commands start as they become ready, --cores at once: in a directory of the mount on --nodes nodes on
+disks (`mount`), in a room in memory (`room`) and in a directory of ext4 (`ext4`). `job` is a job of the same cluster with intermediate files in memory. `seconds` end when mosaic.png exists
 and was read once; the picture is compared with that of ext4. Ratios are times: below 1 the first way is faster. The other experiments don't run together with this one.
 
 `anatomy` (Fig. 11): the stages of one label at a time, each for a new file, of an application with the intent of low latency, on this machine: published (the copy), taken (by the
@@ -19,7 +19,7 @@ agent), executed (system calls on the mount), stored (closed, visible for all).
 `hacc` (Fig. 15): the checkpoints of HACC-IO, 9 variables of --ranks processes in --steps steps, each version in place of the previous version. The writers are tasks on two nodes of
 0.5 cores and two of 0.125 cores with declared rates, under each policy.
 `kmeans` (Fig. 19): the kernel on the nodes with the points, against the same kernel on the client, over links of 1 Gbit/s and of 100 Mbit/s. A second comparison has the points in an
-object store on its own host: its folders are bound, one per node, and the client reads there by /bridges.
+object store on its own host: its directories are bound, one per node, and the client reads there by /bridges.
 
 In the other experiments each node has 0.25 cores and a link of 1 Gbit/s; the client has --client-cores and such a link. Rounds alternate, each with cold mounts. Prints JSON lines with
 medians (`ratio` above 1: ours is faster). With --out it writes fig14.svg and so on. Needs root.
@@ -38,12 +38,12 @@ import sys
 import tempfile
 import time
 
-import local_array
+import local_cluster
 from dscal import HERE, MIB, carried, figures, parser_of, testbed
 
 APPLICATION = """
 import os, sys, time
-how, folder, steps, step_mib, compute = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
+how, directory, steps, step_mib, compute = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
 piece, begun, seen = os.urandom(1 << 20), time.perf_counter(), 0.0
 if how == 'labels':
     from tidemill_label import App
@@ -57,7 +57,7 @@ for step in range(steps):
         for at in range(step_mib):
             app.write(f'tidemill:/out/{step}', at << 20, piece)
     else:
-        with open(os.path.join(folder, str(step)), 'wb', buffering=0) as file:
+        with open(os.path.join(directory, str(step)), 'wb', buffering=0) as file:
             for _ in range(step_mib):
                 file.write(piece)
     seen += time.perf_counter() - start
@@ -82,34 +82,34 @@ def middle(rows):
     return [round(statistics.median(values), 3) for values in zip(*rows)]
 
 
-def fresh(array):
+def fresh(cluster):
     """Begins a round: empties the caches, and writes dirty pages back."""
     os.sync()
-    array.mount()
+    cluster.mount()
 
 
-def of(array, *path):
-    return os.path.join(array.mount_point, *path)
+def of(cluster, *path):
+    return os.path.join(cluster.mount_point, *path)
 
 
-def cm1(options, array, folder):
-    program = os.path.join(folder, "application.py")
+def cm1(options, cluster, directory):
+    program = os.path.join(directory, "application.py")
     with open(program, "w") as file:
         file.write(APPLICATION)
     target = os.path.dirname(options.binary)
     labels = f"/dev/shm/tidemill-bench-{os.getpid()}"
     os.mkdir(labels, 0o700)
-    env = dict(os.environ, TIDEMILL=options.binary, TIDEMILL_LABELS=labels, TIDEMILL_MOUNT=array.mount_point,
+    env = dict(os.environ, TIDEMILL=options.binary, TIDEMILL_LABELS=labels, TIDEMILL_MOUNT=cluster.mount_point,
                TIDEMILL_LABEL_LIBRARY=os.path.join(target, "libtidemill_label.so"),
                PYTHONPATH=os.path.join(os.path.dirname(os.path.abspath(__file__)), "../examples/labels"))
-    places = {"labels": of(array, "out"), "mount": of(array, "out"), "plain": os.path.join(folder, "plain")}
+    places = {"labels": of(cluster, "out"), "mount": of(cluster, "out"), "plain": os.path.join(directory, "plain")}
     found = {how: [] for how in places}
     try:
         for _ in range(options.rounds):
             for how, place in places.items():
-                fresh(array)
-                array.client.call("mkdir", place)
-                process = array.client.popen(sys.executable, program, how, place, str(options.steps), str(options.step_mib),
+                fresh(cluster)
+                cluster.client.call("mkdir", place)
+                process = cluster.client.popen(sys.executable, program, how, place, str(options.steps), str(options.step_mib),
                                              str(options.compute), env=env, stdout=subprocess.PIPE, text=True)
                 said = process.communicate()[0]
                 if process.returncode:
@@ -118,13 +118,13 @@ def cm1(options, array, folder):
                 sizes = [os.path.getsize(os.path.join(place, str(step))) for step in range(options.steps)]
                 if sizes != [options.step_mib * MIB] * options.steps:
                     raise SystemExit(f"{how}: files have {sizes} bytes")
-                array.client.call("rm", "-rf", place)
+                cluster.client.call("rm", "-rf", place)
                 # The agent keeps files open below the mount until it ends.
                 agent = os.path.join(labels, "agent.lock")
                 if how == "labels" and os.path.exists(agent):
                     subprocess.run(["kill", open(agent).read().strip()], check=False)
                     time.sleep(1)
-                array.unmount()
+                cluster.unmount()
     finally:
         subprocess.run(["rm", "-rf", labels], check=False)
     found = {how: middle(rows) for how, rows in found.items()}
@@ -135,10 +135,10 @@ def cm1(options, array, folder):
     return "fig14.svg", "CM1's pattern", [(how, [[("compute", compute), ("I/O", pair[0])]]) for how, pair in found.items()]
 
 
-def make(folder, bytes_each):
+def make(directory, bytes_each):
     """Makes files of integers, of words and of doubles, and a key."""
     def fill(name, block):
-        with open(os.path.join(folder, name), "wb") as file:
+        with open(os.path.join(directory, name), "wb") as file:
             for _ in range(bytes_each // MIB):
                 file.write(block())
 
@@ -147,24 +147,24 @@ def make(folder, bytes_each):
     fill("third quartile", gamma.tobytes)
     words = ["".join(random.choices("abcdefghij", k=random.randint(2, 9))) for _ in range(20000)]
     text = " ".join(random.choices(words, k=bytes_each // 7))[:bytes_each - 1] + "\n"
-    with open(os.path.join(folder, "words"), "w") as file:
+    with open(os.path.join(directory, "words"), "w") as file:
         file.write(text)
-    with open(os.path.join(folder, "key"), "wb") as file:
+    with open(os.path.join(directory, "key"), "wb") as file:
         file.write(bytes(range(32)))
     # The values have as much order as measured values.
     steps = itertools.accumulate(random.choices(range(-9, 10), k=MIB // 4))
     walk = numbers.array("i", steps)
     fill("sort", walk.tobytes)
-    os.link(os.path.join(folder, "sort"), os.path.join(folder, "encrypt"))
-    os.link(os.path.join(folder, "words"), os.path.join(folder, "bzip2"))
-    os.link(os.path.join(folder, "words"), os.path.join(folder, "lz4"))
+    os.link(os.path.join(directory, "sort"), os.path.join(directory, "encrypt"))
+    os.link(os.path.join(directory, "words"), os.path.join(directory, "bzip2"))
+    os.link(os.path.join(directory, "words"), os.path.join(directory, "lz4"))
 
 
-def job(array, folder, workdir, tasks):
-    path = os.path.join(folder, "job.conf")
+def job(cluster, directory, workdir, tasks):
+    path = os.path.join(directory, "job.conf")
     with open(path, "w") as file:
         file.write(f'name = "labios"; workdir = "{workdir}"; tasks = ( {", ".join(tasks)} );')
-    return str(array.ask("submit", "--no-cache", path)["job"])
+    return str(cluster.ask("submit", "--no-cache", path)["job"])
 
 
 def task(name, kernel, args, inputs, output):
@@ -173,40 +173,40 @@ def task(name, kernel, args, inputs, output):
     return f'{{ name = "{name}"; kernel = "{kernel}"; args = [{quoted}]; input = [{names}]; output = ["{output}"]; stdout = "{output}"; }}'
 
 
-def local(array, kernel, args, paths, keep=None):
-    """Runs the same kernel on the client; the output is `out` in the folder `keep`."""
-    command = [*array.program, "kernel", "test", kernel, *paths]
+def local(cluster, kernel, args, paths, keep=None):
+    """Runs the same kernel on the client; the output is `out` in the directory `keep`."""
+    command = [*cluster.program, "kernel", "test", kernel, *paths]
     command += ["--output", "out", "--keep", keep] if keep else []
-    array.client.call(*command, "--", *args.split())
+    cluster.client.call(*command, "--", *args.split())
 
 
-def insitu(options, array, folder, data):
+def insitu(options, cluster, directory, data):
     groups = []
     for what, (kernel, args) in INSITU.items():
-        fresh(array)
+        fresh(cluster)
         files = [f"{what}-{number}" for number in range(options.nodes)]
         for number, name in enumerate(files):
-            array.client.call("mkdir", "-p", of(array, f"e{number}"))
-            array.client.call("setfattr", "-n", "user.tidemill.node", "-v", str(number), of(array, f"e{number}"))
-            array.client.call("cp", os.path.join(data, what), of(array, f"e{number}", name))
-        array.unmount()
+            cluster.client.call("mkdir", "-p", of(cluster, f"e{number}"))
+            cluster.client.call("setfattr", "-n", "user.tidemill.node", "-v", str(number), of(cluster, f"e{number}"))
+            cluster.client.call("cp", os.path.join(data, what), of(cluster, f"e{number}", name))
+        cluster.unmount()
         places = [f"e{number}/{name}" for number, name in enumerate(files)]
         found = {"ours": [], "client": []}
         for number in range(options.rounds):
-            array.mount()
-            before, begun = carried(array.nodes), time.perf_counter()
+            cluster.mount()
+            before, begun = carried(cluster.nodes), time.perf_counter()
             tasks = [task(f"t{at}", kernel, args, [place], f"{place}.out{number}") for at, place in enumerate(places)]
-            array.tidemill("watch", job(array, folder, "/", tasks))
-            links = sum(carried(array.nodes).values()) - sum(before.values())
+            cluster.tidemill("watch", job(cluster, directory, "/", tasks))
+            links = sum(carried(cluster.nodes).values()) - sum(before.values())
             found["ours"].append((time.perf_counter() - begun, links))
-            array.unmount()
-            array.mount()
-            before, begun = carried(array.nodes), time.perf_counter()
+            cluster.unmount()
+            cluster.mount()
+            before, begun = carried(cluster.nodes), time.perf_counter()
             for place in places:
-                local(array, kernel, args, [of(array, place)])
-            links = sum(carried(array.nodes).values()) - sum(before.values())
+                local(cluster, kernel, args, [of(cluster, place)])
+            links = sum(carried(cluster.nodes).values()) - sum(before.values())
             found["client"].append((time.perf_counter() - begun, links))
-            array.unmount()
+            cluster.unmount()
         ours, client = middle(found["ours"]), middle(found["client"])
         size = options.nodes * options.file_mib
         show(what=f"insitu: {what} of {size} MiB", seconds=ours[0], client_seconds=client[0], ratio=round(client[0] / ours[0], 3),
@@ -215,34 +215,34 @@ def insitu(options, array, folder, data):
     return "fig17.svg", "In place (right) against the client", groups
 
 
-def background(options, array, folder, data):
+def background(options, cluster, directory, data):
     groups = []
     for what, (kernel, args) in BACKGROUND.items():
         found = {"ours": [], "client": []}
         source = os.path.join(data, what)
         for number in range(options.rounds):
-            fresh(array)
-            root = of(array, f"b-{what}-{number}")
-            array.client.call("mkdir", root)
-            array.client.call("cp", os.path.join(data, "key"), os.path.join(root, "key"))
+            fresh(cluster)
+            root = of(cluster, f"b-{what}-{number}")
+            cluster.client.call("mkdir", root)
+            cluster.client.call("cp", os.path.join(data, "key"), os.path.join(root, "key"))
             begun = time.perf_counter()
-            array.client.call("cp", source, os.path.join(root, "raw"))
+            cluster.client.call("cp", source, os.path.join(root, "raw"))
             inputs = ["raw", "key"] if kernel == "encrypt" else ["raw"]
-            number_of_job = job(array, folder, "/" + os.path.basename(root), [task("t", kernel, args, inputs, "packed")])
+            number_of_job = job(cluster, directory, "/" + os.path.basename(root), [task("t", kernel, args, inputs, "packed")])
             left = time.perf_counter() - begun
-            array.tidemill("watch", number_of_job)
+            cluster.tidemill("watch", number_of_job)
             found["ours"].append((left, time.perf_counter() - begun))
             begun = time.perf_counter()
-            keep = os.path.join(folder, "keep")
-            local(array, kernel, args, [source, os.path.join(data, "key")] if "key" in inputs else [source], keep)
-            array.client.call("cp", os.path.join(keep, "out"), os.path.join(root, "client"))
+            keep = os.path.join(directory, "keep")
+            local(cluster, kernel, args, [source, os.path.join(data, "key")] if "key" in inputs else [source], keep)
+            cluster.client.call("cp", os.path.join(keep, "out"), os.path.join(root, "client"))
             found["client"].append((time.perf_counter() - begun,))
             shutil.rmtree(keep)
             # Two encryptions of the same bytes differ.
             if kernel != "encrypt":
-                array.client.call("cmp", os.path.join(root, "packed"), os.path.join(root, "client"))
-            array.client.call("rm", "-rf", root)
-            array.unmount()
+                cluster.client.call("cmp", os.path.join(root, "packed"), os.path.join(root, "client"))
+            cluster.client.call("rm", "-rf", root)
+            cluster.unmount()
         ours, client = middle(found["ours"]), middle(found["client"])
         show(what=f"background: {what} of {options.file_mib} MiB", exit_s=ours[0], done_s=ours[1], client_s=client[0], ratio=round(client[0] / ours[0], 3))
         groups += [(what, [[("slowest", client[0])], [("compute", ours[0])]])]
@@ -257,7 +257,7 @@ def steps(data):
 
 
 def run_steps(data, where, cores):
-    """Runs the commands in a folder with their inputs, each as soon as its inputs exist."""
+    """Runs the commands in a directory with their inputs, each as soon as its inputs exist."""
     left, running, made = steps(data), [], set()
     all_made = {name for _, outputs, _ in left for name in outputs}
     while left or running:
@@ -277,44 +277,44 @@ def run_steps(data, where, cores):
 
 def montage(options):
     example = os.path.join(HERE, "../examples/montage")
-    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
-        os.chmod(folder, 0o755)
-        data = os.path.join(folder, "data")
+    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.dir) as directory:
+        os.chmod(directory, 0o755)
+        data = os.path.join(directory, "data")
         subprocess.run([f"{example}/get-data.sh", data], check=True, stdout=subprocess.DEVNULL)
         subprocess.run([f"{example}/make-job.py", data, "/job"], check=True, stdout=subprocess.DEVNULL)
         inputs = [os.path.join(data, part, name) for part in ("images", "plan") for name in os.listdir(os.path.join(data, part))]
         os.environ["TIDEMILL_NODE_INTERMEDIATE_MEMORY"] = "1GiB"
-        with local_array.Array(nodes=options.nodes, cores=options.cores, folder=folder, binary=options.binary) as array:
-            os.chmod(array.folder, 0o755)  # kernels run as other users, which must search this folder
-            memory = f"{array.folder}/memory"
+        with local_cluster.Cluster(nodes=options.nodes, cores=options.cores, directory=directory, binary=options.binary) as cluster:
+            os.chmod(cluster.directory, 0o755)  # kernels run as other users, which must search this directory
+            memory = f"{cluster.directory}/memory"
             try:
-                array._start("memory", "node", "--id", "9", "--folder", memory, "--listen", "127.0.0.1:0", "--medium", "memory", "--capacity", "2GiB")
-                local_array.wait("memory", lambda: sum(e["up"] for e in array.json("status")["nodes"]) == options.nodes + 1)
-                os.mkdir(array.mount_point)
-                array._start("mnt", "mount", "--path", array.mount_point)
-                local_array.wait("the mount", lambda: os.path.exists(os.path.join(array.mount_point, ".tidemill")))
-                show_montage(options, array, (folder, data, inputs))
+                cluster._start("memory", "node", "--id", "9", "--data-dir", memory, "--listen", "127.0.0.1:0", "--medium", "memory", "--capacity", "2GiB")
+                local_cluster.wait("memory", lambda: sum(e["up"] for e in cluster.json("status")["nodes"]) == options.nodes + 1)
+                os.mkdir(cluster.mount_point)
+                cluster._start("mnt", "mount", "--path", cluster.mount_point)
+                local_cluster.wait("the mount", lambda: os.path.exists(os.path.join(cluster.mount_point, ".tidemill")))
+                show_montage(options, cluster, (directory, data, inputs))
             finally:
                 for number in range(options.nodes):
-                    subprocess.run(["umount", "-l", f"{array.folder}/node{number}/handed"], capture_output=True)
+                    subprocess.run(["umount", "-l", f"{cluster.directory}/node{number}/handed"], capture_output=True)
                 subprocess.run(["umount", "-l", memory], capture_output=True)
 
 
-def show_montage(options, array, source):
-    folder, data, inputs = source
+def show_montage(options, cluster, source):
+    directory, data, inputs = source
     script = open(os.path.join(data, "montage.conf")).read().replace("workdir =", 'intermediate = "memory"; workdir =', 1)
     times, first = {way: [] for way in ("ext4", "mount", "room", "job")}, None
     for _ in range(options.rounds):
         for way in times:
             if way == "room":
-                array.json("room", "create", "m")
-            where = {"ext4": f"{folder}/ext4", "mount": f"{array.mount_point}/mount", "room": f"{array.mount_point}/rooms/m", "job": f"{array.mount_point}/job"}[way]
+                cluster.json("room", "create", "m")
+            where = {"ext4": f"{directory}/ext4", "mount": f"{cluster.mount_point}/mount", "room": f"{cluster.mount_point}/rooms/m", "job": f"{cluster.mount_point}/job"}[way]
             os.makedirs(where, exist_ok=True)
             for path in inputs:
                 shutil.copy(path, where)
             begun = time.perf_counter()
             if way == "job":
-                job = array.submit(script)
+                job = cluster.submit(script)
                 assert job["state"] == "done", job
             else:
                 run_steps(data, where, options.cores)
@@ -324,9 +324,9 @@ def show_montage(options, array, source):
             first = first or mosaic
             assert mosaic == first, way
             if way == "job":
-                report = array.json("report", str(job["job"]))["total"]
+                report = cluster.json("report", str(job["job"]))["total"]
             if way == "room":
-                array.json("room", "remove", "m")
+                cluster.json("room", "remove", "m")
             else:
                 shutil.rmtree(where)
     seconds = {way: statistics.median(all) for way, all in times.items()}
@@ -340,12 +340,12 @@ def show_montage(options, array, source):
 
 def anatomy(options):
     """Reads the application's log, which is memory shared with the agent (crates/label/src/log.rs)."""
-    import local_array
+    import local_cluster
     sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../examples/labels"))
-    with local_array.Array(nodes=1, mount=True, folder=options.folder, binary=options.binary) as array:
+    with local_cluster.Cluster(nodes=1, mount=True, directory=options.dir, binary=options.binary) as cluster:
         labels = f"/dev/shm/tidemill-bench-{os.getpid()}"
         os.mkdir(labels, 0o700)
-        os.environ.update(TIDEMILL=options.binary, TIDEMILL_LABELS=labels, TIDEMILL_MOUNT=array.mount_point,
+        os.environ.update(TIDEMILL=options.binary, TIDEMILL_LABELS=labels, TIDEMILL_MOUNT=cluster.mount_point,
                           TIDEMILL_LABEL_LIBRARY=os.path.join(os.path.dirname(options.binary), "libtidemill_label.so"))
         try:
             from tidemill_label import App, LOW_LATENCY
@@ -398,10 +398,10 @@ def stages(view, app, what, size, number):
     return published - begun, taken - published, executed - taken, stored - executed
 
 
-def hacc(options, folder):
+def hacc(options, directory):
     policies = ["random:all", "round-robin", "constraint:bandwidth", "minmax"]
     kinds = [(0.5, ("--device-rate", "400M"))] * 2 + [(0.125, ("--device-rate", "100M"))] * 2
-    array = testbed.Array(options, f"{folder}/hacc", kinds=kinds)
+    cluster = testbed.Cluster(options, f"{directory}/hacc", kinds=kinds)
     found = {policy: [] for policy in policies}
     # A particle has 38 bytes: seven floats, a number of 8 bytes, a mask of 2 bytes.
     sizes = [4 * options.particles] * 7 + [8 * options.particles, 2 * options.particles]
@@ -410,20 +410,20 @@ def hacc(options, folder):
     try:
         for number in range(options.rounds):
             for policy in policies:
-                array.mount()
-                array.client.call("mkdir", "-p", of(array, policy.replace(":", "-")))
-                array.unmount()
+                cluster.mount()
+                cluster.client.call("mkdir", "-p", of(cluster, policy.replace(":", "-")))
+                cluster.unmount()
                 begun = time.perf_counter()
                 for _ in range(options.steps):
                     tasks = [f'{{ name = "rank{rank}"; kernel = "sh"; args = ["-c", "{write}"]; output = ["{rank}"]; stdout = "{rank}"; }}'
                              for rank in range(options.ranks)]
-                    path = os.path.join(folder, "job.conf")
+                    path = os.path.join(directory, "job.conf")
                     with open(path, "w") as file:
                         file.write(f'name = "hacc"; workdir = "/{policy.replace(":", "-")}"; replace = true; policy = "{policy}"; tasks = ( {", ".join(tasks)} );')
-                    array.tidemill("watch", str(array.ask("submit", "--no-cache", path)["job"]))
+                    cluster.tidemill("watch", str(cluster.ask("submit", "--no-cache", path)["job"]))
                 found[policy].append((time.perf_counter() - begun,))
     finally:
-        array.remove()
+        cluster.remove()
     found = {policy: middle(rows)[0] for policy, rows in found.items()}
     size = options.steps * options.ranks * sum(sizes) / MIB
     for policy, seconds in found.items():
@@ -432,10 +432,10 @@ def hacc(options, folder):
     return "fig15.svg", "HACC-IO's checkpoints on fast and slow nodes", "s", [(policy, [[("I/O", seconds)]]) for policy, seconds in found.items()]
 
 
-def kmeans(options, folder):
+def kmeans(options, directory):
     groups = []
-    objects = os.path.join(folder, "objects")
-    data = os.path.join(folder, "points")
+    objects = os.path.join(directory, "objects")
+    data = os.path.join(directory, "points")
     centres = [[random.uniform(-100, 100) for _ in range(16)] for _ in range(16)]
     with open(data, "wb") as file:
         for _ in range(options.file_mib):
@@ -443,18 +443,18 @@ def kmeans(options, folder):
     for number in range(options.nodes):
         os.makedirs(os.path.join(objects, f"e{number}"))
         os.link(data, os.path.join(objects, f"e{number}", "points"))
-    for where, rate in itertools.product(("the array", "an object store"), (1000, 100)):
+    for where, rate in itertools.product(("the cluster", "an object store"), (1000, 100)):
         options.rate_mbit = rate
         kinds = [(options.node_cores, ("--outside", f"s3://bucket/e{number}?endpoint={{store}}", "--near", "1MiB")) for number in range(options.nodes)]
-        array = testbed.Array(options, f"{folder}/kmeans", **({} if where == "the array" else {"kinds": kinds, "objects": objects}))
+        cluster = testbed.Cluster(options, f"{directory}/kmeans", **({} if where == "the cluster" else {"kinds": kinds, "objects": objects}))
         try:
             # Inputs of the tasks and of the client; the client reads a store directly, by its bridge in the mount.
-            places = here(array, options, data) if where == "the array" else bound(array, options)
+            places = here(cluster, options, data) if where == "the cluster" else bound(cluster, options)
             found = {"ours": [], "client": []}
             for number in range(options.rounds):
-                rounds(array, folder, (places, number), found)
+                rounds(cluster, directory, (places, number), found)
         finally:
-            array.remove()
+            cluster.remove()
         ours, client = middle(found["ours"]), middle(found["client"])
         show(what=f"kmeans: {options.nodes} files of {options.file_mib} MiB in {where}, links of {rate} Mbit/s", seconds=ours[0], client_seconds=client[0],
              ratio=round(client[0] / ours[0], 3), link_bytes=int(ours[1]), client_link_bytes=int(client[1]))
@@ -462,46 +462,46 @@ def kmeans(options, folder):
     return "fig19.svg", "k-means where the points lie, and on the client", "s", groups
 
 
-def here(array, options, data):
-    """Puts the points into a folder of each node."""
-    array.mount()
+def here(cluster, options, data):
+    """Puts the points into a directory of each node."""
+    cluster.mount()
     for number in range(options.nodes):
-        array.client.call("mkdir", of(array, f"e{number}"))
-        array.client.call("setfattr", "-n", "user.tidemill.node", "-v", str(number), of(array, f"e{number}"))
-        array.client.call("cp", data, of(array, f"e{number}", "points"))
-    array.unmount()
+        cluster.client.call("mkdir", of(cluster, f"e{number}"))
+        cluster.client.call("setfattr", "-n", "user.tidemill.node", "-v", str(number), of(cluster, f"e{number}"))
+        cluster.client.call("cp", data, of(cluster, f"e{number}", "points"))
+    cluster.unmount()
     return [(f"/e{number}/points", f"e{number}/points") for number in range(options.nodes)]
 
 
-def bound(array, options):
-    """Puts the points into a store; each node has a folder of it."""
+def bound(cluster, options):
+    """Puts the points into a store; each node has a directory of it."""
     for number in range(options.nodes):
-        array.tidemill("bridge", "add", f"e{number}", f"s3://bucket/e{number}?endpoint={array.store}")
-        array.tidemill("bridge", "bind", f"e{number}", f"/e{number}", "--every", "0")
+        cluster.tidemill("bridge", "add", f"e{number}", f"s3://bucket/e{number}?endpoint={cluster.store}")
+        cluster.tidemill("bridge", "bind", f"e{number}", f"/e{number}", "--every", "0")
     return [(f"/bridges/e{number}/points", f"bridges/e{number}/points") for number in range(options.nodes)]
 
 
-def rounds(array, folder, step, found):
+def rounds(cluster, directory, step, found):
     """Runs one round of each way."""
     places, number = step
     args = "columns=16 k=16 dtype=f32 iterations=10 tolerance=0"
-    array.mount()
-    before, begun = carried(array.nodes), time.perf_counter()
+    cluster.mount()
+    before, begun = carried(cluster.nodes), time.perf_counter()
     tasks = [task(f"t{at}", "kmeans", args, [place], f"/out{at}.{number}") for at, (place, _) in enumerate(places)]
-    array.tidemill("watch", job(array, folder, "/", tasks))
-    links = sum(carried(array.nodes).values()) - sum(before.values())
+    cluster.tidemill("watch", job(cluster, directory, "/", tasks))
+    links = sum(carried(cluster.nodes).values()) - sum(before.values())
     found["ours"].append((time.perf_counter() - begun, links))
-    array.unmount()
-    array.mount()
-    before, begun = carried([array.client]), time.perf_counter()
-    keep = os.path.join(folder, "keep")
+    cluster.unmount()
+    cluster.mount()
+    before, begun = carried([cluster.client]), time.perf_counter()
+    keep = os.path.join(directory, "keep")
     for _, place in places:
-        local(array, "kmeans", args, [of(array, place)], keep if place == places[-1][1] else None)
-    links = sum(carried([array.client]).values()) - sum(before.values())
+        local(cluster, "kmeans", args, [of(cluster, place)], keep if place == places[-1][1] else None)
+    links = sum(carried([cluster.client]).values()) - sum(before.values())
     found["client"].append((time.perf_counter() - begun, links))
-    array.client.call("cmp", os.path.join(keep, "out"), of(array, f"out{len(places) - 1}.{number}"))
+    cluster.client.call("cmp", os.path.join(keep, "out"), of(cluster, f"out{len(places) - 1}.{number}"))
     shutil.rmtree(keep)
-    array.unmount()
+    cluster.unmount()
 
 
 def draw(options, name, title, unit, groups):
@@ -526,28 +526,28 @@ def main():
     options.nodes = int(options.nodes)
     if "montage" in options.what:
         return montage(options)
-    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
-        os.chmod(folder, 0o755)  # kernels run as other users
-        data = os.path.join(folder, "data")
+    with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.dir) as directory:
+        os.chmod(directory, 0o755)  # kernels run as other users
+        data = os.path.join(directory, "data")
         os.mkdir(data)
         if {"insitu", "background"} & set(options.what):
             make(data, options.file_mib * MIB)
-        alone = {"anatomy": lambda: anatomy(options), "hacc": lambda: hacc(options, folder), "kmeans": lambda: kmeans(options, folder)}
+        alone = {"anatomy": lambda: anatomy(options), "hacc": lambda: hacc(options, directory), "kmeans": lambda: kmeans(options, directory)}
         for what in options.what:
             if what in alone:
                 draw(options, *alone[what]())
         rest = [what for what in options.what if what not in alone]
-        array = testbed.Array(options, f"{folder}/array") if rest else None
+        cluster = testbed.Cluster(options, f"{directory}/cluster") if rest else None
         try:
             for what in rest:
                 if what == "cm1":
-                    name, title, groups = cm1(options, array, folder)
+                    name, title, groups = cm1(options, cluster, directory)
                 else:
-                    name, title, groups = {"insitu": insitu, "background": background}[what](options, array, folder, data)
+                    name, title, groups = {"insitu": insitu, "background": background}[what](options, cluster, directory, data)
                 draw(options, name, title, "s", groups)
         finally:
-            if array:
-                array.remove()
+            if cluster:
+                cluster.remove()
 
 
 if __name__ == "__main__":

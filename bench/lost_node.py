@@ -4,7 +4,7 @@
   bench/testbed/prepare.sh montage bench/out/montage
   cargo build --release && bench/lost_node.py [bench/out/montage] [--rounds 3] [--copies 2] [--nodes 4]
 
-Arrays are those of the testbed: hosts in network namespaces, each on its own link. Rounds of both alternate, each on a new array
+Clusters are those of the testbed: hosts in network namespaces, each on its own link. Rounds of both alternate, each on a new cluster
 whose inputs have their copies at the submission of the job. After half the time of the undisturbed run, all processes of one
 node's host are killed, in each round of another host. Prints a JSON line for each round, with the number of tasks that each
 node finished, and one line for all rounds. `ratio` is the undisturbed time to the disturbed time: 0.77 is 1.3 times as long.
@@ -25,47 +25,47 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "testbed")]
 import testbed  # noqa: E402
 from hosts import wait  # noqa: E402
-from local_array import BINARY  # noqa: E402
+from local_cluster import BINARY  # noqa: E402
 from mount import Bench  # noqa: E402
 
 LONGER_AT_MOST = 1.3
 
 
-def run(options, folder, lost=None, after_s=0.0):
-    """Runs the job on a new array, and kills the node `lost` some time after the start."""
+def run(options, directory, lost=None, after_s=0.0):
+    """Runs the job on a new cluster, and kills the node `lost` some time after the start."""
     flags = ("--copies", str(options.copies), "--node-timeout", str(options.node_timeout))
-    array = testbed.Array(options, os.path.join(folder, "array"), flags)
+    cluster = testbed.Cluster(options, os.path.join(directory, "cluster"), flags)
     try:
-        array.fill(os.path.join(options.workload, "data"))
-        wait("the copies of the inputs", lambda: array.ask("status")["copies"]["short"] == 0)
+        cluster.fill(os.path.join(options.workload, "data"))
+        wait("the copies of the inputs", lambda: cluster.ask("status")["copies"]["short"] == 0)
         script = os.path.join(options.workload, "job.conf")
-        job = str(array.ask("submit", "--no-cache", script, "--policy", options.policy)["job"])
+        job = str(cluster.ask("submit", "--no-cache", script, "--policy", options.policy)["job"])
         if lost is not None:
             time.sleep(after_s)
-            array.nodes[lost].kill()
-        state = ended(array, job, options.give_up)
-        result = os.path.join(folder, "result")
+            cluster.nodes[lost].kill()
+        state = ended(cluster, job, options.give_up)
+        result = os.path.join(directory, "result")
         with open(script, encoding="utf-8") as file:
             workdir = re.search(r'^workdir = "(.*)";', file.read(), re.M).group(1)
-        array.tidemill("get", f"{workdir}/{options.result}", result)
+        cluster.tidemill("get", f"{workdir}/{options.result}", result)
         with open(result, "rb") as file:
             digest = hashlib.sha256(file.read()).hexdigest()
         return {"s": (state["ended"] - state["submitted"]) / 1e9, "digest": digest,
                 "tasks": dict(collections.Counter(task["node"] for task in state["tasks"]))}
     finally:
-        array.remove()
+        cluster.remove()
 
 
-def ended(array, job, give_up_s):
+def ended(cluster, job, give_up_s):
     for _ in range(int(give_up_s / 0.2)):
-        state = array.ask("jobs", job)
+        state = cluster.ask("jobs", job)
         if state["state"] == "done":
             return state
         if state["state"] not in ("running", "waiting"):
-            raise SystemExit(f"the job: {state['state']}\n{array.tidemill('logs', job)}")
+            raise SystemExit(f"the job: {state['state']}\n{cluster.tidemill('logs', job)}")
         time.sleep(0.2)
     left = {task["name"]: task["state"] for task in state["tasks"] if task["state"] != "done"}
-    raise SystemExit(f"the job is not done after {give_up_s} s: {left}\n{array.tidemill('explain', job)}")
+    raise SystemExit(f"the job is not done after {give_up_s} s: {left}\n{cluster.tidemill('explain', job)}")
 
 
 def main():
@@ -89,9 +89,9 @@ def main():
         options.rounds, options.node_cores, options.host_cores, options.node_timeout, options.give_up = 1, 1.0, 1.0, 2, 60
     times, digests = {"ours": [], "peer": []}, set()
     for number in range(options.rounds):
-        with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
-            whole = run(options, folder)
-            lost = run(options, folder, number % options.nodes, whole["s"] / 2)
+        with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as directory:
+            whole = run(options, directory)
+            lost = run(options, directory, number % options.nodes, whole["s"] / 2)
         print(json.dumps({"round": number, "undisturbed": whole, "lost": lost}), flush=True)
         times["ours"].append(lost["s"]), times["peer"].append(whole["s"])
         digests |= {whole["digest"], lost["digest"]}

@@ -3,7 +3,7 @@
 
   cargo build --release && bench/maximum.py [--gib 1] [--rounds 5]
 
-Both ways start from the file in the array with its pages cached. Prints JSON lines with times and the bytes that left the node.
+Both ways start from the file in the cluster with its pages cached. Prints JSON lines with times and the bytes that left the node.
 """
 import argparse
 import json
@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import time
 
-from local_array import Array, BINARY
+from local_cluster import Cluster, BINARY
 
 
 def main():
@@ -21,8 +21,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     size = int(options.gib * (1 << 30)) // 8 * 8
-    with Array(nodes=1, cores=1, mount=True) as array, open("/dev/urandom", "rb") as chance:
-        path = f"{array.mount_point}/data"
+    with Cluster(nodes=1, cores=1, mount=True) as cluster, open("/dev/urandom", "rb") as chance:
+        path = f"{cluster.mount_point}/data"
         with open(path, "wb") as file:
             piece = b"".join(b"%c\0\0\0\0\0\xf0\x3f" % byte for byte in chance.read(1 << 17))
             for start in range(0, size, len(piece)):
@@ -30,13 +30,13 @@ def main():
         inside, outside, results, kernel_s = [], [], set(), []
         for number in range(options.rounds):
             start = time.perf_counter()
-            job = array.submit(f'name = "max"; workdir = "/"; tasks = ( {{ name = "m"; kernel = "max"; '
+            job = cluster.submit(f'name = "max"; workdir = "/"; tasks = ( {{ name = "m"; kernel = "max"; '
                                f'input = ["data"]; output = ["max{number}"]; }} );')
             inside.append(time.perf_counter() - start)
             assert job["state"] == "done", job
             task = job["tasks"][0]
             kernel_s.append((task["end"] - task["kernel_start"]) / 1e9)
-            results.add(open(f"{array.mount_point}/max{number}").read().strip())
+            results.add(open(f"{cluster.mount_point}/max{number}").read().strip())
             written = task["written_bytes"]
             start = time.perf_counter()
             subprocess.run(["cp", path, "/dev/shm/tidemill-max"], check=True)

@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 
-from local_array import Array, Loopback
+from local_cluster import Cluster, Loopback
 
 MIB = 1 << 20
 
@@ -53,34 +53,34 @@ def random_read(path, size, count):
     os.close(fd)
 
 
-def create(folder, count):
+def create(directory, count):
     for number in range(count):
-        fd = os.open(f"{folder}/{number:06}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        fd = os.open(f"{directory}/{number:06}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         os.write(fd, b"x" * 4096)
         os.close(fd)
 
 
-def open_read_close(folder, count):
+def open_read_close(directory, count):
     for number in range(count):
-        fd = os.open(f"{folder}/{number:06}", os.O_RDONLY)
+        fd = os.open(f"{directory}/{number:06}", os.O_RDONLY)
         os.read(fd, 8192)
         os.close(fd)
 
 
-def stat(folder, count):
+def stat(directory, count):
     for number in range(count):
-        os.stat(f"{folder}/{number:06}")
+        os.stat(f"{directory}/{number:06}")
 
 
-def list_and_stat(folder):
-    with os.scandir(folder) as entries:
+def list_and_stat(directory):
+    with os.scandir(directory) as entries:
         for entry in entries:
             entry.stat(follow_symlinks=False)
 
 
-def unlink(folder, count):
+def unlink(directory, count):
     for number in range(count):
-        os.unlink(f"{folder}/{number:06}")
+        os.unlink(f"{directory}/{number:06}")
 
 
 class Bench:
@@ -142,12 +142,12 @@ class Bench:
                    "unlink": (unlink, 0.6)}
         times = {name: {"ours": [], "peer": []} for name in actions}
         for number in range(self.options.rounds):
-            folders = {"ours": f"{self.ours}/small{number}", "peer": f"{self.loopback}/small{number}"}
-            for folder in folders.values():
-                os.mkdir(folder)
+            directories = {"ours": f"{self.ours}/small{number}", "peer": f"{self.loopback}/small{number}"}
+            for directory in directories.values():
+                os.mkdir(directory)
             for name, (action, _) in actions.items():
-                for side, folder in folders.items():
-                    times[name][side].append(timed(lambda: action(folder, count)))
+                for side, directory in directories.items():
+                    times[name][side].append(timed(lambda: action(directory, count)))
                     time.sleep(0.5)
         for name, (_, goal) in actions.items():
             self.print(name, "loopback", times[name], 0, count, goal)
@@ -155,9 +155,9 @@ class Bench:
     def metadata(self):
         count = min(self.options.files, 5000)
         ours, ext4, limit = f"{self.ours}/meta", f"{self.ext4}/meta", f"{self.loopback}/meta"
-        for folder in (ours, ext4):
-            os.mkdir(folder)
-            create(folder, count)
+        for directory in (ours, ext4):
+            os.mkdir(directory)
+            create(directory, count)
         time.sleep(2)
         self.pair("stat, cached", lambda: stat(ours, count), lambda: stat(ext4, count), lambda: stat(limit, count),
                   operations=count, goal=0.9)
@@ -171,10 +171,10 @@ def main():
     parser.add_argument("--size-mib", type=int, default=1024)
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--only", default="large,small,metadata")
-    parser.add_argument("--folder", default=None, help="folder on ext4 (default: the temporary folder)")
+    parser.add_argument("--dir", default=None, help="directory on ext4 (default: the temporary directory)")
     options = parser.parse_args()
-    with Array(nodes=1, cores=1, mount=True, folder=options.folder) as array, Loopback(folder=options.folder) as peer:
-        bench = Bench(options, array.mount_point, peer.source, peer.point)
+    with Cluster(nodes=1, cores=1, mount=True, directory=options.dir) as cluster, Loopback(directory=options.dir) as peer:
+        bench = Bench(options, cluster.mount_point, peer.source, peer.point)
         for part in options.only.split(","):
             getattr(bench, part)()
 

@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 
-from local_array import BINARY, Array
+from local_cluster import BINARY, Cluster
 from mount import MIB
 from shared import WRITERS, Shape, pattern
 
@@ -78,12 +78,12 @@ def components():
     return sorted(set(re.findall("^mca:io:([^:]+):", told, re.MULTILINE)) - {"base"})
 
 
-def mpirun(options, array, size, count, way, io):
-    mounts = array.mount_points
+def mpirun(options, cluster, size, count, way, io):
+    mounts = cluster.mount_points
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(WRITERS), "--mca", "io", io,
                PYTHON, os.path.abspath(__file__), "--rank", *mounts, str(size), str(count), way]
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-                           env={**os.environ, "TMPDIR": array.folder})
+                           env={**os.environ, "TMPDIR": cluster.directory})
     try:
         out, error = job.communicate(timeout=options.give_up)
     except subprocess.TimeoutExpired:
@@ -108,19 +108,19 @@ def main():
     parser.add_argument("--io", help="components of Open MPI, such as ompio,romio321 [default: all installed components]")
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--give-up", type=float, default=120, help="maximum seconds for a job")
-    parser.add_argument("--folder", help="folder on ext4 (default: the temporary folder)")
+    parser.add_argument("--dir", help="directory on ext4 (default: the temporary directory)")
     parser.add_argument("--quick", action="store_true", help="one round of 16 MiB")
     parser.add_argument("--binary", type=os.path.abspath, default=BINARY)
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.size_mib = 1, 16
-    with Array(nodes=options.nodes, cores=1, mount=2, folder=options.folder, binary=options.binary) as array:
+    with Cluster(nodes=options.nodes, cores=1, mount=2, directory=options.dir, binary=options.binary) as cluster:
         wrong = 0
         for io in options.io.split(",") if options.io else components():
             for size in map(int, options.pieces.split(",")):
                 count = max(1, options.size_mib * MIB // size // WRITERS)
                 for way in WAYS:
-                    runs = [mpirun(options, array, size, count, way, io) for _ in range(options.rounds)]
+                    runs = [mpirun(options, cluster, size, count, way, io) for _ in range(options.rounds)]
                     failed = runs.count(None)
                     runs = list(filter(None, runs))
                     wrong += failed

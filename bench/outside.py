@@ -8,7 +8,7 @@ each file is in the store under its name. The files of 64 KiB are also measured 
 from ext4, with as many transfers at once (8).
 `read`: one file of 256 MiB that is only in the store is read in pieces of 1 MiB through the mount. The peer is `rclone mount` with its defaults, and with `--vfs-read-chunk-streams` if it
 has that flag. Both read data that was never read before.
-The store is versitygw on a folder. Rounds alternate. Prints JSON lines with medians of speed. Needs root, rclone, and versitygw in PATH or ~/go/bin
+The store is versitygw on a directory. Rounds alternate. Prints JSON lines with medians of speed. Needs root, rclone, and versitygw in PATH or ~/go/bin
 (`go install github.com/versity/versitygw/cmd/versitygw@latest`).
 """
 import argparse
@@ -17,7 +17,7 @@ import shutil
 import socket
 import subprocess
 
-import local_array
+import local_cluster
 from ends import undisturbed
 from mount import MIB, Bench, read, timed, write
 
@@ -25,17 +25,17 @@ KEY, SECRET = "bench", "benchbench"
 
 
 class Store:
-    """S3 server on a folder, with a bucket, and the settings of rclone for it."""
+    """S3 server on a directory, with a bucket, and the settings of rclone for it."""
 
-    def __init__(self, folder):
-        self.folder = os.path.join(folder, "store")
-        os.makedirs(os.path.join(self.folder, "bucket"))
+    def __init__(self, directory):
+        self.directory = os.path.join(directory, "store")
+        os.makedirs(os.path.join(self.directory, "bucket"))
         program = shutil.which("versitygw") or os.path.expanduser("~/go/bin/versitygw")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{port}"
-        self.process = subprocess.Popen([program, "--access", KEY, "--secret", SECRET, "--port", f"127.0.0.1:{port}", "posix", self.folder],
+        self.process = subprocess.Popen([program, "--access", KEY, "--secret", SECRET, "--port", f"127.0.0.1:{port}", "posix", self.directory],
                                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         self.env = dict(os.environ, RCLONE_CONFIG="/dev/null")
         # rclone accepts no other list of CAs, so it uses no TLS here.
@@ -43,7 +43,7 @@ class Store:
         settings = {"TYPE": "s3", "PROVIDER": "Other", "ACCESS_KEY_ID": KEY, "SECRET_ACCESS_KEY": SECRET, "ENDPOINT": self.address, "REGION": "us-east-1"}
         self.env.update({f"RCLONE_CONFIG_STORE_{name}": value for name, value in settings.items()})
         try:
-            local_array.wait("the store", lambda: self.rclone("lsd", "store:").returncode == 0)
+            local_cluster.wait("the store", lambda: self.rclone("lsd", "store:").returncode == 0)
         except BaseException:
             self.end()
             raise
@@ -56,7 +56,7 @@ class Store:
         self.process.wait()
 
 
-class Local(local_array.Array):
+class Local(local_cluster.Cluster):
     """Node of the burst tier, and a node with its files in the store, by name or in packs."""
 
     def __init__(self, packing="files", near=(), **more):
@@ -64,11 +64,11 @@ class Local(local_array.Array):
         super().__init__(**more)
 
     def _start_all(self, nodes, cores, mount):
-        self.store = Store(self.folder)
-        keys = os.path.join(self.folder, "keys")
+        self.store = Store(self.directory)
+        keys = os.path.join(self.directory, "keys")
         with open(os.open(keys, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
             file.write(f'access_key_id = "{KEY}"\nsecret_access_key = "{SECRET}"\n')
-        self.outside = ("--outside", f"s3://bucket/array?endpoint={self.store.address}&region=us-east-1", "--outside-keys", keys, "--outside-as", self.packing)
+        self.outside = ("--outside", f"s3://bucket/cluster?endpoint={self.store.address}&region=us-east-1", "--outside-keys", keys, "--outside-as", self.packing)
         super()._start_all(nodes, cores, mount)
 
     def _start(self, name, *args):
@@ -82,10 +82,10 @@ class Local(local_array.Array):
             self.store.end()
 
 
-def made(folder, count, size):
-    os.makedirs(folder)
+def made(directory, count, size):
+    os.makedirs(directory)
     for number in range(count):
-        write(f"{folder}/{number}", size, min(size, MIB))
+        write(f"{directory}/{number}", size, min(size, MIB))
 
 
 def copied(store, source, to):
@@ -94,50 +94,50 @@ def copied(store, source, to):
         raise SystemExit(said.stderr)
 
 
-def drain(array, options, count, size):
-    times, ours = {"ours": [], "peer": []}, os.path.join(array.mount_point, "d")
-    peer = os.path.join(array.folder, "peer")
+def drain(cluster, options, count, size):
+    times, ours = {"ours": [], "peer": []}, os.path.join(cluster.mount_point, "d")
+    peer = os.path.join(cluster.directory, "peer")
     for turn in range(options.rounds + 1):
-        for side, folder in (("ours", ours), ("peer", peer)):
-            made(folder, count, size)
+        for side, directory in (("ours", ours), ("peer", peer)):
+            made(directory, count, size)
             os.sync()
             if side == "ours":
-                took = timed(lambda: array.tidemill("drain", "/d", "--wait"))
-                stored = os.path.join(array.store.folder, "bucket", "array", "d")
+                took = timed(lambda: cluster.tidemill("drain", "/d", "--wait"))
+                stored = os.path.join(cluster.store.directory, "bucket", "cluster", "d")
             else:
-                took = timed(lambda: copied(array.store, folder, "store:bucket/peer"))
-                stored = os.path.join(array.store.folder, "bucket", "peer")
-            if side == "peer" or array.packing == "files":
+                took = timed(lambda: copied(cluster.store, directory, "store:bucket/peer"))
+                stored = os.path.join(cluster.store.directory, "bucket", "peer")
+            if side == "peer" or cluster.packing == "files":
                 there = sum(os.path.getsize(os.path.join(stored, name)) == size for name in os.listdir(stored))
             else:
-                sizes = [os.path.getsize(os.path.join(at, name)) for at, _, names in os.walk(os.path.join(array.store.folder, "bucket", "array")) for name in names]
+                sizes = [os.path.getsize(os.path.join(at, name)) for at, _, names in os.walk(os.path.join(cluster.store.directory, "bucket", "cluster")) for name in names]
                 there = min(sum(sizes) // size, count)
             if there != count:
                 raise SystemExit(f"{side}: {there} of {count} files are in the store")
             if turn:
                 times[side].append(took)
-            shutil.rmtree(folder)
+            shutil.rmtree(directory)
             if side == "peer":
                 shutil.rmtree(stored)
-            elif array.packing == "files":
-                local_array.wait("the removal", lambda: not os.path.exists(stored) or not os.listdir(stored), 300)
+            elif cluster.packing == "files":
+                local_cluster.wait("the removal", lambda: not os.path.exists(stored) or not os.listdir(stored), 300)
     goal = 1.0 if size > MIB else 2.0
-    how = "" if array.packing == "files" else ", in packs"
+    how = "" if cluster.packing == "files" else ", in packs"
     Bench.print(f"drain to S3, {count} files of {size >> 10} KiB{how}", "rclone copy", times, count * size, 0, goal)
 
 
-def reads(array, options):
+def reads(cluster, options):
     size, times = 256 * MIB, {"ours": [], "peer": []}
-    ours, peer = os.path.join(array.mount_point, "r"), os.path.join(array.folder, "rclone")
+    ours, peer = os.path.join(cluster.mount_point, "r"), os.path.join(cluster.directory, "rclone")
     os.mkdir(peer)
     for turn in range(options.rounds + 1):
         made(ours, 1, size)
-        array.tidemill("drain", "/r", "--free", "--wait")
-        key = os.path.join(array.store.folder, "bucket", "array", "r", "0")
-        local_array.wait("the file outside", lambda: os.path.exists(key) and os.path.getsize(key) == size)
-        mounted = subprocess.Popen(["rclone", "mount", "store:bucket/array", peer, "--read-only", "--dir-cache-time", "0s"], env=array.store.env)
+        cluster.tidemill("drain", "/r", "--free", "--wait")
+        key = os.path.join(cluster.store.directory, "bucket", "cluster", "r", "0")
+        local_cluster.wait("the file outside", lambda: os.path.exists(key) and os.path.getsize(key) == size)
+        mounted = subprocess.Popen(["rclone", "mount", "store:bucket/cluster", peer, "--read-only", "--dir-cache-time", "0s"], env=cluster.store.env)
         try:
-            local_array.wait("rclone", lambda: os.path.exists(f"{peer}/r/0"))
+            local_cluster.wait("rclone", lambda: os.path.exists(f"{peer}/r/0"))
             took = {"ours": timed(lambda: read(f"{ours}/0", MIB)), "peer": timed(lambda: read(f"{peer}/r/0", MIB))}
         finally:
             subprocess.run(["fusermount3", "-u", peer])
@@ -145,7 +145,7 @@ def reads(array, options):
         for side in times:
             times[side] += [took[side]] if turn else []
         shutil.rmtree(ours)
-        local_array.wait("the removal", lambda: not os.path.exists(key), 300)
+        local_cluster.wait("the removal", lambda: not os.path.exists(key), 300)
     Bench.print("read a file of 256 MiB that is in S3, pieces of 1 MiB", "rclone mount", times, size, 0, 1.5)
 
 
@@ -154,16 +154,16 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--size-mib", type=int, default=1024)
     parser.add_argument("--small-mib", type=int, default=256)
-    parser.add_argument("--folder")
-    parser.add_argument("--binary", default=local_array.BINARY)
+    parser.add_argument("--dir")
+    parser.add_argument("--binary", default=local_cluster.BINARY)
     options = parser.parse_args()
-    with Local(nodes=2, mount=True, folder=options.folder, binary=options.binary) as array:
-        drain(array, options, options.size_mib // 16, 16 * MIB)
-        drain(array, options, options.small_mib * 16, 64 << 10)
-    with Local(near=("--near", "1MiB"), nodes=2, mount=True, folder=options.folder, binary=options.binary) as array:
-        reads(array, options)
-    with Local("dedup | zstd", nodes=2, mount=True, folder=options.folder, binary=options.binary) as array:
-        drain(array, options, options.small_mib * 16, 64 << 10)
+    with Local(nodes=2, mount=True, directory=options.dir, binary=options.binary) as cluster:
+        drain(cluster, options, options.size_mib // 16, 16 * MIB)
+        drain(cluster, options, options.small_mib * 16, 64 << 10)
+    with Local(near=("--near", "1MiB"), nodes=2, mount=True, directory=options.dir, binary=options.binary) as cluster:
+        reads(cluster, options)
+    with Local("dedup | zstd", nodes=2, mount=True, directory=options.dir, binary=options.binary) as cluster:
+        drain(cluster, options, options.small_mib * 16, 64 << 10)
 
 
 if __name__ == "__main__":

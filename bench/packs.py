@@ -3,9 +3,9 @@
 
   cargo build --release && bench/packs.py TREE TREE [--files 20000] [--as "dedup | zstd"] [--restic restic]
 
-A node of the burst tier takes both trees in turn through the mount. They drain to a node whose files are in a folder. Our
-bytes are those of that folder; restic's bytes are those of its repository, with compression by default. Both are on the same disk.
-The ratio compares bytes. Seconds are also printed: ours start with the drain, as the files are in the array by then. `--files`
+A node of the burst tier takes both trees in turn through the mount. They drain to a node whose files are in a directory. Our
+bytes are those of that directory; restic's bytes are those of its repository, with compression by default. Both are on the same disk.
+The ratio compares bytes. Seconds are also printed: ours start with the drain, as the files are in the cluster by then. `--files`
 selects the first files of each tree, by name. `--binary` may be a debug build, with the same bytes. Prints JSON lines; `ratio` is
 ours to restic's.
 """
@@ -17,12 +17,12 @@ import subprocess
 import tempfile
 import time
 
-import local_array
-from local_array import Array, wait
+import local_cluster
+from local_cluster import Cluster, wait
 
 
-class Packed(Array):
-    """Array with node 0 of the burst tier, and node 1 with its files in an external store."""
+class Packed(Cluster):
+    """Cluster with node 0 of the burst tier, and node 1 with its files in an external store."""
 
     def __init__(self, outside, steps, **more):
         self.outside, self.steps = outside, steps
@@ -32,7 +32,7 @@ class Packed(Array):
         super()._start_all(nodes, cores, mount=False)
         tiers = ["--tier", "burst"], ["--outside", f"file://{self.outside}", "--outside-as", self.steps]
         for number, more in enumerate(tiers):
-            self._start(f"node{number}", "node", "--id", str(number), "--folder", f"{self.folder}/node{number}",
+            self._start(f"node{number}", "node", "--id", str(number), "--data-dir", f"{self.directory}/node{number}",
                         "--listen", "127.0.0.1:0", *more)
         wait("the nodes", lambda: sum(one["up"] for one in self.json("status")["nodes"]) == len(tiers))
         os.mkdir(self.mount_point)
@@ -43,8 +43,8 @@ class Packed(Array):
         return self.json("status")["nodes"][1]["outside"]
 
 
-def bytes_below(folder):
-    sizes = (os.lstat(os.path.join(above, name)).st_size for above, _, names in os.walk(folder) for name in names)
+def bytes_below(directory):
+    sizes = (os.lstat(os.path.join(above, name)).st_size for above, _, names in os.walk(directory) for name in names)
     return sum(sizes)
 
 
@@ -58,26 +58,26 @@ def chosen(tree, files, into):
         os.link(os.path.join(tree, path), to)
 
 
-def ours(args, folder, trees):
-    outside = os.path.join(folder, "outside")
+def ours(args, directory, trees):
+    outside = os.path.join(directory, "outside")
     os.mkdir(outside)
-    with Packed(outside, args.steps, folder=folder, binary=args.binary) as array:
+    with Packed(outside, args.steps, directory=directory, binary=args.binary) as cluster:
         for number, tree in enumerate(trees):
-            to = os.path.join(array.mount_point, f"tree{number}")
+            to = os.path.join(cluster.mount_point, f"tree{number}")
             subprocess.run(["cp", "-r", "--no-preserve=mode", tree, to], check=True)
             start = time.monotonic()
             files = sum(len(names) for _, _, names in os.walk(tree))
-            while array.told()["objects"] < files * (number + 1) - args.empty[number]:
-                array.run("drain", "/", "--wait")
+            while cluster.told()["objects"] < files * (number + 1) - args.empty[number]:
+                cluster.run("drain", "/", "--wait")
             seconds = time.monotonic() - start
-            told = array.told()
+            told = cluster.told()
             yield told["bytes"], bytes_below(outside), seconds
 
 
-def restics(args, folder, trees):
-    repository = os.path.join(folder, "restic")
+def restics(args, directory, trees):
+    repository = os.path.join(directory, "restic")
     environment = {**os.environ, "RESTIC_PASSWORD": "x", "RESTIC_REPOSITORY": repository,
-                   "RESTIC_CACHE_DIR": os.path.join(folder, "cache")}
+                   "RESTIC_CACHE_DIR": os.path.join(directory, "cache")}
     version = ["--repository-version", "2"]
     subprocess.run([args.restic, "init", *version], check=True, env=environment, capture_output=True)
     for tree in trees:
@@ -92,24 +92,24 @@ def main():
     parser.add_argument("--files", type=int)
     parser.add_argument("--as", dest="steps", default="dedup | zstd")
     parser.add_argument("--restic", default="restic")
-    parser.add_argument("--binary", default=local_array.BINARY)
-    parser.add_argument("--folder", help="folder for all data, on the disk of the trees [default: that of the first tree]")
+    parser.add_argument("--binary", default=local_cluster.BINARY)
+    parser.add_argument("--dir", help="directory for all data, on the disk of the trees [default: that of the first tree]")
     args = parser.parse_args()
-    folder = tempfile.mkdtemp(prefix="tidemill-packs-", dir=args.folder or os.path.dirname(os.path.abspath(args.trees[0])))
+    directory = tempfile.mkdtemp(prefix="tidemill-packs-", dir=args.dir or os.path.dirname(os.path.abspath(args.trees[0])))
     try:
         trees = []
         for number, tree in enumerate(args.trees):
-            trees.append(os.path.join(folder, f"from{number}"))
+            trees.append(os.path.join(directory, f"from{number}"))
             chosen(tree, args.files, trees[-1])
         # Empty files have no object.
         args.empty = [sum(os.path.getsize(os.path.join(above, name)) == 0 for above, _, names in os.walk(tree) for name in names)
                       for tree in trees]
-        for (plain, sent, seconds), (theirs, their_seconds) in zip(ours(args, folder, trees), restics(args, folder, trees)):
+        for (plain, sent, seconds), (theirs, their_seconds) in zip(ours(args, directory, trees), restics(args, directory, trees)):
             print(json.dumps({"bench": "packs", "as": args.steps, "bytes": plain, "sent": sent, "restic": theirs,
                               "ratio": round(sent / theirs, 3), "seconds": round(seconds, 1),
                               "restic_seconds": round(their_seconds, 1)}), flush=True)
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(directory)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Cuts the power of a host at random and checks that all durable data exists (docs/semantics.md, "What survives").
 
-    power.py [--binary PATH] [--cuts N] [--seconds N] [--seed N] [--keep FOLDER] [--lying N]
+    power.py [--binary PATH] [--cuts N] [--seconds N] [--seed N] [--keep DIRECTORY] [--lying N]
 
-Server and node have their folders on ext4, on a block device that records each write and each flush. Programs write, replace,
+Server and node have their directories on ext4, on a block device that records each write and each flush. Programs write, replace,
 truncate, remove and rename files on two mounts, in place and over HTTP. They note the number of records when `fsync` returns. Then
 each cut takes a random moment. The writes before the last flush are on the disk; of the later writes all are, none, or a random
 selection. (With --lying, the last N flushes have no effect, and the check must fail.) ext4 recovers, and server and node start on
@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 
-from local_array import wait
+from local_cluster import wait
 
 DISK = 160 << 20
 SECTOR = 4096
@@ -33,7 +33,7 @@ ENTRY = struct.Struct("<QQQ")  # kind, offset, bytes
 WRITE, FLUSH = 1, 2
 
 
-def record(folder):
+def record(directory):
     """Block device as one file, whose bytes are in memory, and whose writes and flushes are recorded in order."""
     import mfusepy
 
@@ -42,8 +42,8 @@ def record(folder):
 
         def __init__(self):
             self.bytes = bytearray(DISK)
-            self.data = open(f"{folder}/data", "wb", buffering=0)
-            self.index = open(f"{folder}/index", "wb", buffering=0)
+            self.data = open(f"{directory}/data", "wb", buffering=0)
+            self.index = open(f"{directory}/index", "wb", buffering=0)
             self.one_at_a_time = threading.Lock()
 
         def getattr(self, path, fh=None):
@@ -76,7 +76,7 @@ def record(folder):
             return 0
 
     try:
-        mfusepy.FUSE(Disk(), f"{folder}/device", foreground=True, nothreads=True, direct_io=True, allow_other=True)
+        mfusepy.FUSE(Disk(), f"{directory}/device", foreground=True, nothreads=True, direct_io=True, allow_other=True)
     except RuntimeError:
         pass  # The file system is unmounted.
 
@@ -92,8 +92,8 @@ def let_go(loop, mounted):
     wait("the end of the device", lambda: not os.path.exists(f"/sys/block/{os.path.basename(loop)}/loop/backing_file"))
 
 
-class Array:
-    """Server, node and mounts, with their folders on the disk."""
+class Cluster:
+    """Server, node and mounts, with their directories on the disk."""
 
     def __init__(self, binary, work):
         self.binary, self.work, self.disk, self.children = binary, work, f"{work}/disk", []
@@ -104,9 +104,9 @@ class Array:
             self.children.append(subprocess.Popen([self.binary, *words, *self.common], stdin=subprocess.DEVNULL, stdout=log, stderr=log))
 
     def start(self, mounts):
-        self.spawn("server", "server", "--folder", f"{self.disk}/server", "--listen", "127.0.0.1:0")
+        self.spawn("server", "server", "--data-dir", f"{self.disk}/server", "--listen", "127.0.0.1:0")
         wait("the server", lambda: os.path.exists(f"{self.disk}/server/server.sock") and self.status() is not None)
-        self.spawn("node", "node", "--id", "0", "--folder", f"{self.disk}/node", "--cores", "1", "--listen", "127.0.0.1:0")
+        self.spawn("node", "node", "--id", "0", "--data-dir", f"{self.disk}/node", "--cores", "1", "--listen", "127.0.0.1:0")
         wait("the node", lambda: any(one["up"] for one in self.status()["nodes"]))
         for name, flags in mounts.items():
             os.makedirs(f"{self.work}/{name}", exist_ok=True)
@@ -166,8 +166,8 @@ class File:
 
 
 class Load:
-    def __init__(self, array, recorded, seed):
-        self.array, self.recorded, self.over, self.errors = array, recorded, threading.Event(), []
+    def __init__(self, cluster, recorded, seed):
+        self.cluster, self.recorded, self.over, self.errors = cluster, recorded, threading.Event(), []
         self.files, self.done = {}, 0
         self.threads = [threading.Thread(target=self.guard, args=(n, "ab"[n % 2], random.Random(f"{seed}/{n}")), daemon=True) for n in range(4)]
 
@@ -179,14 +179,14 @@ class Load:
             raise
 
     def write(self, number, mount, rng):
-        top = f"{self.array.work}/{mount}"
-        folder, serial = f"w{number}", 0
-        os.makedirs(f"{top}/{folder}", exist_ok=True)
-        self.sync(f"{top}/{folder}")
+        top = f"{self.cluster.work}/{mount}"
+        directory, serial = f"w{number}", 0
+        os.makedirs(f"{top}/{directory}", exist_ok=True)
+        self.sync(f"{top}/{directory}")
         self.sync(top)
         while not self.over.is_set():
             serial += 1
-            name = f"{folder}/f{rng.randrange(24)}"
+            name = f"{directory}/f{rng.randrange(24)}"
             content = f"{name} {serial} ".encode() * rng.randrange(1, 2500)
             file = self.files.setdefault(name, File())
             change = [self.recorded(), None, content, ""]
@@ -195,17 +195,17 @@ class Load:
                 change[3] = "in place"
                 file.changes.append(change)
                 change[3] += self.put(f"{top}/{name}", content, rng)
-                self.sync(f"{top}/{folder}")
+                self.sync(f"{top}/{directory}")
             elif work == "replace":
                 file.changes.append(change)
                 change[3] = "replace" + self.put(f"{top}/{name}.tmp", content, rng)
                 os.rename(f"{top}/{name}.tmp", f"{top}/{name}")
-                self.sync(f"{top}/{folder}")
+                self.sync(f"{top}/{directory}")
             elif os.path.exists(f"{top}/{name}"):
                 change[2] = None
                 file.changes.append(change)
                 os.unlink(f"{top}/{name}")
-                self.sync(f"{top}/{folder}")
+                self.sync(f"{top}/{directory}")
             change[1] = self.recorded()
             self.done += 1
 
@@ -232,11 +232,11 @@ class Load:
 class Disk:
     """The records as a disk at any moment; callers ask for moments in order."""
 
-    def __init__(self, folder):
-        index = open(f"{folder}/index", "rb").read()
+    def __init__(self, directory):
+        index = open(f"{directory}/index", "rb").read()
         self.entries = [ENTRY.unpack_from(index, at) for at in range(0, len(index) - len(index) % ENTRY.size, ENTRY.size)]
         self.flushes = [n for n, (kind, _, _) in enumerate(self.entries) if kind == FLUSH]
-        self.data = open(f"{folder}/data", "rb")
+        self.data = open(f"{directory}/data", "rb")
         self.places, place = [], 0
         for _, _, size in self.entries:
             self.places.append(place)
@@ -281,7 +281,7 @@ def main():
     parser.add_argument("--cuts", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", help="folder for the disks of failed cuts")
+    parser.add_argument("--keep", help="directory for the disks of failed cuts")
     parser.add_argument("--lying", type=int, default=0, help="number of last flushes without effect")
     parser.add_argument("--record", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -292,7 +292,7 @@ def main():
     for name in ("device", "disk"):
         os.mkdir(f"{work}/{name}")
     recorder = subprocess.Popen([sys.executable, __file__, "--record", work], stdin=subprocess.DEVNULL)
-    array, loop, wrong, checked = Array(os.path.abspath(args.binary), work), None, [], 0
+    cluster, loop, wrong, checked = Cluster(os.path.abspath(args.binary), work), None, [], 0
     both = {"a": [], "b": ["--in-place", "false"]}
     try:
         wait("the device", lambda: os.path.exists(f"{work}/device/disk"))
@@ -300,8 +300,8 @@ def main():
         sh("mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", loop)
         sh("mount", loop, f"{work}/disk")
         recorded = lambda: os.stat(f"{work}/index").st_size // ENTRY.size
-        array.start(both)
-        load = Load(array, recorded, args.seed)
+        cluster.start(both)
+        load = Load(cluster, recorded, args.seed)
         first = recorded()
         for thread in load.threads:
             thread.start()
@@ -310,7 +310,7 @@ def main():
         for thread in load.threads:
             thread.join()
         last = recorded()
-        array.kill(both)
+        cluster.kill(both)
         let_go(loop, f"{work}/disk")
         loop = None
         sh("umount", f"{work}/device")
@@ -326,8 +326,8 @@ def main():
             loop = sh("losetup", "-f", "--show", image)
             sh("mount", loop, f"{work}/disk")
             try:
-                array.kill(())
-                array.start({"a": []})
+                cluster.kill(())
+                cluster.start({"a": []})
                 for name, file in load.files.items():
                     found = content(f"{work}/a/{name}")
                     checked += 1
@@ -338,7 +338,7 @@ def main():
                 wrong.append(f"cut {cut}: {error}")
             except OSError as error:
                 wrong.append(f"cut {cut}: {error}")
-            array.kill({"a": []})
+            cluster.kill({"a": []})
             let_go(loop, f"{work}/disk")
             loop = None
             if wrong and args.keep:
@@ -352,7 +352,7 @@ def main():
         for line in wrong[:20]:
             print(line, file=sys.stderr)
     finally:
-        array.kill(both)
+        cluster.kill(both)
         subprocess.run(["umount", "-l", f"{work}/disk"], stderr=subprocess.DEVNULL)
         if loop:
             subprocess.run(["losetup", "-d", loop], stderr=subprocess.DEVNULL)

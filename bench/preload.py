@@ -4,10 +4,10 @@
   cargo build --release --workspace && bench/preload.py [--rounds 7] [--size-mib 512] [--starts 200] [--files 2000] [--only-async]
 
 Each round runs all ways in turn. Prints one JSON line for each measurement, with the medians and the median ratio (ours to the peer;
-above 1 is faster). Data is warm in the page cache. The mount and the programs without a mount have separate arrays, so that neither
+above 1 is faster). Data is warm in the page cache. The mount and the programs without a mount have separate clusters, so that neither
 waits for the other. Needs root.
 `--only-async`: writes of 1 MiB to a file that is closed without a wait (`--async`), from open to close, as the program sees them. The
-peer is memcpy of as many bytes to memory that was used before. Each has 128 MiB, in turn. The folder of the file system is in shared
+peer is memcpy of as many bytes to memory that was used before. Each has 128 MiB, in turn. The directory of the file system is in shared
 memory. `stored` is the time until all bytes are stored, for which no program waits.
 """
 import argparse
@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 import time
 
-from local_array import TARGET, Array, wait
+from local_cluster import TARGET, Cluster, wait
 
 LIBRARY = os.environ.get("TIDEMILL_PRELOAD_LIBRARY", os.path.join(TARGET, "libtidemill_preload.so"))
 
@@ -29,10 +29,10 @@ def timed(command, env=None):
     return time.perf_counter() - start
 
 
-def environment(array):
+def environment(cluster):
     """Returns the environment of programs under `tidemill preload`."""
-    folder = os.path.join(array.folder, "preload")
-    out = subprocess.run([array.binary, "--server", array.endpoint, "preload", "--folder", folder, "--library", LIBRARY,
+    directory = os.path.join(cluster.directory, "preload")
+    out = subprocess.run([cluster.binary, "--server", cluster.endpoint, "preload", "--data-dir", directory, "--library", LIBRARY,
                           "--", "env"], check=True, capture_output=True, text=True).stdout
     lines = [line.split("=", 1) for line in out.splitlines() if line.startswith(("LD_PRELOAD=", "TIDEMILL_PRELOAD"))]
     return dict(os.environ, **dict(lines))
@@ -56,10 +56,10 @@ print(seen, time.perf_counter() - begun)
 
 
 def only_async(args):
-    with Array() as array, tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir="/dev/shm") as folder:
-        preload = [array.binary, "--server", array.endpoint, "preload", "--folder", folder, "--in-place", "false"]
+    with Cluster() as cluster, tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir="/dev/shm") as directory:
+        preload = [cluster.binary, "--server", cluster.endpoint, "preload", "--data-dir", directory, "--in-place", "false"]
         serving = subprocess.Popen([*preload, "--serve"], stdout=subprocess.DEVNULL)
-        wait("the file system", lambda: os.path.exists(os.path.join(folder, "s")))
+        wait("the file system", lambda: os.path.exists(os.path.join(directory, "s")))
         times = {"preload": [], "memcpy": [], "stored": []}
         for number in range(args.rounds + 1):
             begun = time.perf_counter()
@@ -99,29 +99,29 @@ def main():
     args = parser.parse_args()
     if args.only_async:
         return only_async(args)
-    with Array() as bare, Array(mount=True) as mounted, tempfile.TemporaryDirectory() as disk:
+    with Cluster() as bare, Cluster(mount=True) as mounted, tempfile.TemporaryDirectory() as disk:
         env = environment(bare)
         places = {"preload": ("/t", env), "mount": (mounted.mount_point, None), "ext4": (disk, None)}
 
         def each(what, command, prepare=None, unit="s"):
             times = {name: [] for name in places}
             for _ in range(args.rounds):
-                for name, (folder, env) in places.items():
+                for name, (directory, env) in places.items():
                     if prepare:
-                        timed(["sh", "-c", prepare.format(folder)], env)
-                    times[name].append(timed(["sh", "-c", command.format(folder)], env))
+                        timed(["sh", "-c", prepare.format(directory)], env)
+                    times[name].append(timed(["sh", "-c", command.format(directory)], env))
             tell(what, times, "preload", "mount", unit)
             tell(what, times, "preload", "ext4", unit)
 
-        for folder, env_of in places.values():
-            timed(["dd", "if=/dev/urandom", f"of={folder}/big", "bs=1M", f"count={args.size_mib}"], env_of)
+        for directory, env_of in places.values():
+            timed(["dd", "if=/dev/urandom", f"of={directory}/big", "bs=1M", f"count={args.size_mib}"], env_of)
         each("read bs=4k", "dd if={0}/big of=/dev/null bs=4k")
         each("read bs=1M", "dd if={0}/big of=/dev/null bs=1M")
         each("write bs=4k", f"dd if=/dev/zero of={{0}}/w bs=4k count={args.size_mib * 64} conv=notrunc", "rm -f {0}/w")
         make = "import os, sys\nos.makedirs(sys.argv[1])\n" \
                "for i in range(int(sys.argv[2])): open(os.path.join(sys.argv[1], str(i)), 'w').write('x')"
-        for folder, env_of in places.values():
-            timed(["python3", "-c", make, f"{folder}/small", str(args.files)], env_of)
+        for directory, env_of in places.values():
+            timed(["python3", "-c", make, f"{directory}/small", str(args.files)], env_of)
         each("find with stat", "find {0}/small -type f -size +0 | wc -l")
         each("cat of all", "cat {0}/small/*")
         times = {"preload": [], "plain": []}

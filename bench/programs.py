@@ -4,7 +4,7 @@
   cargo build --release && bench/programs.py [--rounds 5] [--files 5000] [--only tar,clone,grep,find,list,rename,rm]
                                              [--before BINARY]
 
-Every round does the same actions in turn on ext4, on a mount in place and on a mount over HTTP, each with its own array (with
+Every round does the same actions in turn on ext4, on a mount in place and on a mount over HTTP, each with its own cluster (with
 --before, on another build, too). Prints one JSON line for each action, with the medians and the median ratio to ext4 (above 1 is
 faster). `limit` is the ratio of a do-nothing loopback on the same FUSE library in the same rounds. `cold` actions run on a new mount,
 with the files' bytes in the page cache. Needs root, git and tar.
@@ -20,9 +20,9 @@ import sys
 import tempfile
 import time
 
-from local_array import BINARY, Array, Loopback, wait
+from local_cluster import BINARY, Cluster, Loopback, wait
 
-FOLDERS = 100
+DIRECTORIES = 100
 # Goals for the ratios.
 GOALS = {
     "tar x": {"in place": 0.5, "http": 0.25},
@@ -35,12 +35,12 @@ GOALS = {
 WITHOUT_LIMIT = ("git clone", "find, cold", "ls -lR, cold")
 
 
-def make_source(folder, files):
-    """Makes folders with files of 1 to 16 KiB, like a source tree."""
+def make_source(directory, files):
+    """Makes directories with files of 1 to 16 KiB, like a source tree."""
     chance = random.Random(11)
     words = [f"word{number:04}" for number in range(5000)]
     for number in range(files):
-        path = f"{folder}/d{number % FOLDERS:02}"
+        path = f"{directory}/d{number % DIRECTORIES:02}"
         os.makedirs(path, exist_ok=True)
         size = int(1024 * 2 ** chance.uniform(0, 4))
         text = " ".join(chance.choices(words, k=size // 9))
@@ -55,10 +55,10 @@ def run(*command, **rest):
 
 
 class Side:
-    """Work folder; for mounts, with a way to mount again."""
+    """Work directory; for mounts, with a way to mount again."""
 
-    def __init__(self, name, folder, array=None, process=None):
-        self.name, self.folder, self.array, self.process = name, folder, array, process
+    def __init__(self, name, directory, cluster=None, process=None):
+        self.name, self.directory, self.cluster, self.process = name, directory, cluster, process
 
     def settled(self):
         """Waits for work after the end of programs: seals, removals, and dirty pages, which would slow the next commit of
@@ -67,33 +67,33 @@ class Side:
         os.sync()
 
     def remount(self):
-        if not self.array:
+        if not self.cluster:
             return
         mount, args = self.process
         mount.terminate()
         mount.wait(timeout=60)
-        self.process = (start_mount(self.array, *args), args)
+        self.process = (start_mount(self.cluster, *args), args)
 
 
-def start_mount(array, binary, point, in_place):
-    log = open(f"{array.folder}/{os.path.basename(point)}.log", "ab")
-    command = [binary, "--server", array.endpoint, "mount", "--path", point, "--in-place", in_place]
+def start_mount(cluster, binary, point, in_place):
+    log = open(f"{cluster.directory}/{os.path.basename(point)}.log", "ab")
+    command = [binary, "--server", cluster.endpoint, "mount", "--path", point, "--in-place", in_place]
     process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-    array.processes.append(process)
+    cluster.processes.append(process)
     wait("a mount", lambda: os.path.exists(f"{point}/.tidemill"))
     return process
 
 
-def mounted(arrays, name, binary, in_place):
-    """Side with its own array, so that the array has no second mount."""
-    array = Array(nodes=1, cores=1, binary=binary)
-    arrays.append(array)
-    os.mkdir(array.mount_point)
-    args = (binary, array.mount_point, in_place)
-    process = start_mount(array, *args)
-    folder = f"{array.mount_point}/work"
-    os.mkdir(folder)
-    return Side(name, folder, array, (process, args))
+def mounted(clusters, name, binary, in_place):
+    """Side with its own cluster, so that the cluster has no second mount."""
+    cluster = Cluster(nodes=1, cores=1, binary=binary)
+    clusters.append(cluster)
+    os.mkdir(cluster.mount_point)
+    args = (binary, cluster.mount_point, in_place)
+    process = start_mount(cluster, *args)
+    directory = f"{cluster.mount_point}/work"
+    os.mkdir(directory)
+    return Side(name, directory, cluster, (process, args))
 
 
 class Bench:
@@ -107,37 +107,37 @@ class Bench:
                 continue
             before(side)
             start = time.perf_counter()
-            action(side.folder)
+            action(side.directory)
             self.times.setdefault(what, {}).setdefault(side.name, []).append(time.perf_counter() - start)
 
     def tar(self):
-        self.time("tar x", lambda folder: run("tar", "xf", self.archive, "-C", folder))
+        self.time("tar x", lambda directory: run("tar", "xf", self.archive, "-C", directory))
 
     def clone(self):
-        self.time("git clone", lambda folder: run("git", "clone", "-q", "--no-hardlinks", self.repository, f"{folder}/clone"))
+        self.time("git clone", lambda directory: run("git", "clone", "-q", "--no-hardlinks", self.repository, f"{directory}/clone"))
 
     def grep(self):
         for _ in range(2):
             for side in self.sides:
-                run("grep", "-rc", "nothing-of-the-kind", side.folder)
-        self.time("grep -r, warm", lambda folder: run("grep", "-r", "nothing-of-the-kind", folder))
+                run("grep", "-rc", "nothing-of-the-kind", side.directory)
+        self.time("grep -r, warm", lambda directory: run("grep", "-r", "nothing-of-the-kind", directory))
 
     def find(self):
-        self.time("find, cold", lambda folder: run("find", folder, "-size", "+1000k"), lambda side: (side.settled(), side.remount()))
+        self.time("find, cold", lambda directory: run("find", directory, "-size", "+1000k"), lambda side: (side.settled(), side.remount()))
 
     def list(self):
-        self.time("ls -lR, cold", lambda folder: run("ls", "-lR", folder), lambda side: (side.settled(), side.remount()))
+        self.time("ls -lR, cold", lambda directory: run("ls", "-lR", directory), lambda side: (side.settled(), side.remount()))
 
     def rename(self):
-        def save(folder):
+        def save(directory):
             for number in range(500):
-                with open(f"{folder}/saved.new", "w") as file:
+                with open(f"{directory}/saved.new", "w") as file:
                     file.write("x" * 2000)
-                os.rename(f"{folder}/saved.new", f"{folder}/saved")
+                os.rename(f"{directory}/saved.new", f"{directory}/saved")
         self.time("save by rename ×500", save)
 
     def rm(self):
-        self.time("rm -rf", lambda folder: run("rm", "-rf", *(f"{folder}/{name}" for name in os.listdir(folder))))
+        self.time("rm -rf", lambda directory: run("rm", "-rf", *(f"{directory}/{name}" for name in os.listdir(directory))))
 
     def print(self):
         for what, times in self.times.items():
@@ -167,26 +167,26 @@ def main():
     run("tar", "cf", archive, "-C", source, ".")
     for command in (("init", "-q"), ("add", "."), ("-c", "user.name=b", "-c", "user.email=b@b", "commit", "-qm", "all")):
         run("git", "-C", repository, *command)
-    arrays = []
+    clusters = []
     try:
-        arrays.append(Loopback())
-        os.mkdir(f"{arrays[0].point}/work")
-        sides = [Side("ext4", ext4), Side("limit", f"{arrays[0].point}/work")]
+        clusters.append(Loopback())
+        os.mkdir(f"{clusters[0].point}/work")
+        sides = [Side("ext4", ext4), Side("limit", f"{clusters[0].point}/work")]
         for label, binary in (("", BINARY), ("before ", options.before)):
             if binary:
-                sides.append(mounted(arrays, f"{label}in place", binary, "true"))
-                sides.append(mounted(arrays, f"{label}http", binary, "false"))
+                sides.append(mounted(clusters, f"{label}in place", binary, "true"))
+                sides.append(mounted(clusters, f"{label}http", binary, "false"))
         bench = Bench(options, sides, source, archive, repository)
         for _ in range(options.rounds):
             for part in options.only.split(","):
                 getattr(bench, part)()
             for side in sides:
-                for name in os.listdir(side.folder):
-                    shutil.rmtree(f"{side.folder}/{name}", ignore_errors=True)
+                for name in os.listdir(side.directory):
+                    shutil.rmtree(f"{side.directory}/{name}", ignore_errors=True)
         bench.print()
     finally:
-        for array in arrays:
-            array.__exit__()
+        for cluster in clusters:
+            cluster.__exit__()
         shutil.rmtree(work, ignore_errors=True)
 
 

@@ -1,6 +1,6 @@
 """Ranks that write, or read the data of other ranks, as IOR does in its patterns; Debian has no package of IOR. `abb.py` runs this on each host.
 
-  ranks.py write|check FOLDER FIRST COUNT ALL JSON       ranks FIRST to FIRST + COUNT of ALL, as processes of this host
+  ranks.py write|check DIRECTORY FIRST COUNT ALL JSON       ranks FIRST to FIRST + COUNT of ALL, as processes of this host
 
 JSON: `files` (number of files of all ranks), `pieces` of 1 MiB each, `strided` (ranks take turns in a file; else each has its part of the file), `sync` (fsync before close).
 The program prints `ready` and waits for a line. It then opens all files, prints `opened` and waits for another line. (Opening is collective, as in MPI-IO: no rank has closed a file
@@ -48,9 +48,9 @@ def check(path, fd, places, piece):
             sys.exit(f"{path}: what was written at {at} is not there")
 
 
-def one(rank, gates, everybody, shape, folder, action):
+def one(rank, gates, everybody, shape, directory, action):
     """Runs a rank, between the gates."""
-    piece, places, path = values(rank).tobytes(), list(offsets(rank, everybody, shape)), os.path.join(folder, name(rank, everybody, shape))
+    piece, places, path = values(rank).tobytes(), list(offsets(rank, everybody, shape)), os.path.join(directory, name(rank, everybody, shape))
     os.write(gates[3][1], b".")
     os.read(gates[0][0], 1)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT if action is write else os.O_RDONLY, 0o644)
@@ -64,7 +64,7 @@ def one(rank, gates, everybody, shape, folder, action):
 
 def main():
     action = {"write": write, "check": check}[sys.argv[1]]
-    folder, first, count, everybody, shape = sys.argv[2], *map(int, sys.argv[3:6]), json.loads(sys.argv[6])
+    directory, first, count, everybody, shape = sys.argv[2], *map(int, sys.argv[3:6]), json.loads(sys.argv[6])
     # Gates: opening may begin; all files are open; writing may begin; values are made.
     gates, children = [os.pipe() for _ in range(4)], []
     for rank in range(first, first + count):
@@ -73,7 +73,7 @@ def main():
         child = os.fork()
         if child == 0:
             os.close(gates[0][1]), os.close(gates[2][1])
-            one(rank, gates, everybody, shape, folder, action)
+            one(rank, gates, everybody, shape, directory, action)
             os._exit(0)
         children.append(child)
     for gate, told in ((3, "ready"), (1, "opened")):

@@ -26,7 +26,7 @@ from pathlib import Path
 
 MAKE = """
 import sys, numpy as np, netCDF4, zarr
-folder, mib = sys.argv[1], int(sys.argv[2])
+directory, mib = sys.argv[1], int(sys.argv[2])
 days = mib * 2**20 // (4 * 180 * 360)
 rng = np.random.default_rng(1)
 def block(count):
@@ -34,13 +34,13 @@ def block(count):
     return (260 + lat + np.round(rng.normal(0, 3, (count, 180, 360)), 1)).astype('f4')
 files = []
 for name, form, more in [('three.nc', 'NETCDF3_64BIT_OFFSET', {}), ('four.nc', 'NETCDF4', dict(zlib=True, complevel=4, shuffle=True, chunksizes=(8, 180, 360)))]:
-    file = netCDF4.Dataset(folder + '/' + name, 'w', format=form)
+    file = netCDF4.Dataset(directory + '/' + name, 'w', format=form)
     for dimension, size in [('time', days), ('lat', 180), ('lon', 360)]:
         file.createDimension(dimension, size)
         file.createVariable(dimension, 'f8', (dimension,))[:] = np.arange(size)
     file['time'].units = 'days since 1990-01-01'
     files.append((file, file.createVariable('tas', 'f4', ('time', 'lat', 'lon'), fill_value=1e20, **more)))
-cube = zarr.open_group(folder + '/cube.zarr', mode='w', zarr_format=3).create_array('tas', shape=(days, 180, 360), chunks=(16, 180, 360), dtype='f4', compressors=[zarr.codecs.ZstdCodec(level=3)])
+cube = zarr.open_group(directory + '/cube.zarr', mode='w', zarr_format=3).create_array('tas', shape=(days, 180, 360), chunks=(16, 180, 360), dtype='f4', compressors=[zarr.codecs.ZstdCodec(level=3)])
 for start in range(0, days, 64):
     values = block(min(64, days - start))
     for _, variable in files:
@@ -90,23 +90,23 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--folder", help="folder for the files, which later runs use again")
+    parser.add_argument("--dir", help="directory for the files, which later runs use again")
     args = parser.parse_args()
     mib, rounds = (32, 1) if args.quick else (args.mib, args.rounds)
-    folder = Path(args.folder or tempfile.mkdtemp(prefix="reduce-", dir=os.environ.get("TMPDIR", "/tmp")))
-    folder.mkdir(exist_ok=True)
-    if not (folder / "cube.zarr").exists():
-        subprocess.run([args.python, "-c", MAKE, str(folder), str(mib)], check=True)
-    subprocess.run(["dd", f"if={folder / 'three.nc'}", f"of={folder / 'stored.nc'}", "bs=1M", "status=none"], check=True)
-    scratch = str(folder / "out.nc")
+    directory = Path(args.dir or tempfile.mkdtemp(prefix="reduce-", dir=os.environ.get("TMPDIR", "/tmp")))
+    directory.mkdir(exist_ok=True)
+    if not (directory / "cube.zarr").exists():
+        subprocess.run([args.python, "-c", MAKE, str(directory), str(mib)], check=True)
+    subprocess.run(["dd", f"if={directory / 'three.nc'}", f"of={directory / 'stored.nc'}", "bs=1M", "status=none"], check=True)
+    scratch = str(directory / "out.nc")
     # The measurement reads from the page cache.
-    subprocess.run(f"cat {folder}/*.nc {folder}/cube.zarr/tas/c/*/*/* > /dev/null", shell=True, check=True)
+    subprocess.run(f"cat {directory}/*.nc {directory}/cube.zarr/tas/c/*/*/* > /dev/null", shell=True, check=True)
     cdo = ["cdo", "-s", "outputf,%.9g,1", "-timmean", "-fldmean,weights=FALSE"]
     cases = {
-        ("mean", "three.nc"): {"cdo": [*cdo, folder / "three.nc"], "xarray": None, "read": None},
-        ("mean", "stored.nc"): {"cdo": [*cdo, folder / "stored.nc"], "xarray": None, "read": None,
-                     "nco": ["ncwa", "-O", "-v", "tas", "-a", "time,lat,lon", folder / "stored.nc", scratch]},
-        ("mean", "four.nc"): {"cdo": [*cdo, folder / "four.nc"], "h5py": None, "inflate": None},
+        ("mean", "three.nc"): {"cdo": [*cdo, directory / "three.nc"], "xarray": None, "read": None},
+        ("mean", "stored.nc"): {"cdo": [*cdo, directory / "stored.nc"], "xarray": None, "read": None,
+                     "nco": ["ncwa", "-O", "-v", "tas", "-a", "time,lat,lon", directory / "stored.nc", scratch]},
+        ("mean", "four.nc"): {"cdo": [*cdo, directory / "four.nc"], "h5py": None, "inflate": None},
         ("mean", "cube.zarr"): {"zarr": None, "unzstd": None},
         ("median", "three.nc"): {"xarray-median": None},
         ("histogram", "three.nc"): {"numpy-histogram": None},
@@ -115,12 +115,12 @@ def main():
         ours, theirs = [], {}
         for _ in range(rounds):
             more = ["--bins", "200:350:100"] if operation == "histogram" else []
-            seconds, value = command([args.binary, "reduce", operation, f"{folder / name}:tas", "--local", *more], args.cpu)
+            seconds, value = command([args.binary, "reduce", operation, f"{directory / name}:tas", "--local", *more], args.cpu)
             ours.append(seconds)
             for peer, words in peers.items():
                 if words and not shutil.which(words[0]):
                     continue
-                found, said = command(map(str, words), args.cpu) if words else python_peer(args.python, peer, folder / name, args.cpu)
+                found, said = command(map(str, words), args.cpu) if words else python_peer(args.python, peer, directory / name, args.cpu)
                 assert said is None or abs(said - value) < 1e-3 * abs(value), (name, peer, said, value)
                 theirs.setdefault(peer, []).append(found)
         bytes_of = mib * 2**20
@@ -128,8 +128,8 @@ def main():
         for peer, found in theirs.items():
             line |= {f"{peer}_s": round(statistics.median(found), 4), f"x_{peer}": round(statistics.median(found) / statistics.median(ours), 2)}
         print(json.dumps(line), flush=True)
-    if not args.folder:
-        shutil.rmtree(folder)
+    if not args.dir:
+        shutil.rmtree(directory)
 
 
 main()

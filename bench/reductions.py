@@ -7,7 +7,7 @@ There is one node with as many cores as the machine. The values are `f32`, uncom
 bits of noise). Each thread keeps its connection. Prints JSON lines: medians of chunks per second and of GB/s of summed data, and the
 ratio, with alternating rounds. Results are compared. Without numpy this peer is skipped. With --reductionist (`cargo install --locked
 reductionist`) and --s3 (versitygw, from Go's registry) the same requests also use Reductionist with an S3 server on this machine, both
-by plain HTTP, with the same bytes on the same disk; our array uses TLS.
+by plain HTTP, with the same bytes on the same disk; our cluster uses TLS.
 """
 import argparse
 import atexit
@@ -27,13 +27,13 @@ import zlib
 
 import numpy
 
-from local_array import Array
+from local_cluster import Cluster
 
 
 class Client:
-    def __init__(self, array):
-        self.url = open(f"{array.folder}/server/address").read().strip()
-        token = f"{array.folder}/server/token"
+    def __init__(self, cluster):
+        self.url = open(f"{cluster.directory}/server/address").read().strip()
+        token = f"{cluster.directory}/server/token"
         secret = re.search(r"^token: (.*)$", open(token).read(), re.M)[1]
         self.headers = {"Authorization": "Basic " + base64.b64encode(f"root:{secret}".encode()).decode()}
         self.context = ssl.create_default_context(cafile=token)
@@ -70,11 +70,11 @@ class Client:
 class Peer:
     """Reductionist and its S3 server, with their defaults."""
 
-    def __init__(self, options, folder):
+    def __init__(self, options, directory):
         self.own, self.started = threading.local(), []
         atexit.register(self.end)
         keys = {"ROOT_ACCESS_KEY": "bench", "ROOT_SECRET_KEY": "benchbench"}
-        self.buckets = f"{folder}/s3"
+        self.buckets = f"{directory}/s3"
         os.makedirs(f"{self.buckets}/bench")
         self.s3, self.port = free_port(), free_port()
         self.start([options.s3, "--port", f"127.0.0.1:{self.s3}", "posix", self.buckets], self.s3, keys)
@@ -141,15 +141,15 @@ def in_threads(count, work, chunks):
     return time.monotonic() - start, numpy.array(results, "f8")
 
 
-def store(array, path, pieces, peer):
+def store(cluster, path, pieces, peer):
     """Writes pieces in sequence, and returns their places."""
-    local, places, offset = f"{array.folder}/local", [], 0
+    local, places, offset = f"{cluster.directory}/local", [], 0
     with open(local, "wb") as file:
         for piece in pieces:
             file.write(piece)
             places.append((offset, len(piece)))
             offset += len(piece)
-    array.tidemill("put", local, path)
+    cluster.tidemill("put", local, path)
     if peer:
         os.rename(local, f"{peer.buckets}/bench{path}")
     else:
@@ -170,12 +170,12 @@ def main():
     raw = [(smooth + chance.integers(0, 4096, values) / 4096).astype("<f4") for _ in range(4)]
     packed = [zlib.compress(one.view("u1").reshape(values, 4).T.copy(), 4) for one in raw]
     codecs = {"compression": {"id": "zlib"}, "filters": [{"id": "shuffle", "element_size": 4}]}
-    with Array(nodes=1, cores=os.cpu_count(), folder="/dev/shm") as array:
-        client = Client(array)
-        peer = Peer(options, array.folder) if options.reductionist else None
+    with Cluster(nodes=1, cores=os.cpu_count(), directory="/dev/shm") as cluster:
+        client = Client(cluster)
+        peer = Peer(options, cluster.directory) if options.reductionist else None
         ways = {"reduced": client.reduced, "fetched": client.fetched, **({"reductionist": peer.reduced} if peer else {})}
         for name, pieces, how in (("raw", raw, {}), ("zlib", packed, codecs)):
-            places = store(array, f"/{name}", [bytes(piece) for piece in pieces], peer)
+            places = store(cluster, f"/{name}", [bytes(piece) for piece in pieces], peer)
             chunks = [(*places[number % 4], how, values) for number in range(options.chunks)]
             rates, sums = {way: [] for way in ways}, {}
             for _ in range(options.rounds):

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""How accurate are predictions of real jobs, on a new array and on an array that has run the job before?
+"""How accurate are predictions of real jobs, on a new cluster and on a cluster that has run the job before?
 
-  replay.py [--policies round-robin,...] [--inputs 16] [--mib 24] [--rounds 3] [--binary TIDEMILL] [--out FOLDER]
+  replay.py [--policies round-robin,...] [--inputs 16] [--mib 24] [--rounds 3] [--binary TIDEMILL] [--out DIRECTORY]
 
-Under each policy a new array of this machine (two nodes of one core each; hence --processors in all predictions) gets the
+Under each policy a new cluster of this machine (two nodes of one core each; hence --processors in all predictions) gets the
 inputs, in turn. It runs one job three times, and each run leaves a trace (`tidemill jobs --export-trace`):
 
   cold    the first run
-  warm    the same again: nodes have copies of each other's files, and the array knows the times of kernels
+  warm    the same again: nodes have copies of each other's files, and the cluster knows the times of kernels
   again   the same with cached results allowed: no task has to run
 
 For each run the script prints, for the whole job:
 
-  before    the prediction that needs no data of the run: a cold run is predicted from a cold run of an earlier array under min-wait
+  before    the prediction that needs no data of the run: a cold run is predicted from a cold run of an earlier cluster under min-wait
             (`plan compare RUN --times-of OTHER`), a warm run from the cold run before it
   replay    the error with the run's own times, which is the error of the simulator itself
 
@@ -50,13 +50,13 @@ def script(inputs):
     return f'name = "replay"; workdir = "/"; tasks = ( {", ".join(tasks)} );'
 
 
-class Array:
-    """Starts a new array with the inputs."""
+class Cluster:
+    """Starts a new cluster with the inputs."""
 
     def __init__(self, options):
-        from local_array import Array as Local
+        from local_cluster import Cluster as Local
         self.options = options
-        self.array = Local(nodes=2, cores=1, folder=options.out, binary=options.binary)
+        self.cluster = Local(nodes=2, cores=1, directory=options.out, binary=options.binary)
         block = b" ".join(WORDS[byte & 7] for byte in os.urandom(1 << 18))[:1 << 20]
         with tempfile.NamedTemporaryFile(dir=options.out) as file:
             for n in range(options.inputs):
@@ -67,12 +67,12 @@ class Array:
                 file.writelines([block] * size)
                 file.flush()
                 self.tidemill("-q", "put", "--node", str(n % 2), file.name, f"/raw{n}")
-        self.job = os.path.join(self.array.folder, "replay.conf")
+        self.job = os.path.join(self.cluster.directory, "replay.conf")
         with open(self.job, "w") as file:
             file.write(script(options.inputs))
 
     def tidemill(self, *args):
-        done = self.array.run(*args)
+        done = self.cluster.run(*args)
         if done.returncode != 0:
             raise SystemExit(f"tidemill {' '.join(args)}: {done.stderr}")
         return done.stdout
@@ -84,7 +84,7 @@ class Array:
         self.tidemill("jobs", str(reply["job"]), "--export-trace", path)
 
     def close(self):
-        self.array.__exit__()
+        self.cluster.__exit__()
 
 
 def compare(options, *args):
@@ -115,17 +115,17 @@ def measure(options):
     lines = []
     for number in range(options.rounds):
         base = os.path.join(options.out, f"known-{number}.json")
-        array = Array(options)
-        array.measure("min-wait", "cold", base)
-        array.close()
+        cluster = Cluster(options)
+        cluster.measure("min-wait", "cold", base)
+        cluster.close()
         for policy in options.policies.split(","):
-            array = Array(options)
+            cluster = Cluster(options)
             paths = [os.path.join(options.out, f"{policy}-{run}-{number}.json") for run in RUNS]
             try:
                 for run, path in zip(RUNS, paths):
-                    array.measure(policy, run, path)
+                    cluster.measure(policy, run, path)
             finally:
-                array.close()
+                cluster.close()
             for run, path, earlier in zip(RUNS, paths, [base, paths[0], None]):
                 lines.append(told(options, policy, run, number, path, earlier))
     return lines

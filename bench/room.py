@@ -23,17 +23,17 @@ import tempfile
 import time
 
 from ends import undisturbed
-from local_array import BINARY, HERE, Array, wait
+from local_cluster import BINARY, HERE, Cluster, wait
 
 
 class Files:
-    def __init__(self, array, name="room"):
-        self.folder = os.path.join(array.mount_point, name)
-        os.mkdir(self.folder)
-        os.setxattr(self.folder, "user.tidemill.medium", b"memory")
+    def __init__(self, cluster, name="room"):
+        self.directory = os.path.join(cluster.mount_point, name)
+        os.mkdir(self.directory)
+        os.setxattr(self.directory, "user.tidemill.medium", b"memory")
 
     def path(self, key):
-        return os.path.join(self.folder, str(key))
+        return os.path.join(self.directory, str(key))
 
     def put(self, key, value):
         file = os.open(self.path(key), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -173,11 +173,11 @@ def streamed(store, size, turns, messages, batch):
     return statistics.median(times), rate
 
 
-def channel(array, redis, rounds):
-    array.json("room", "create", "bench")
+def channel(cluster, redis, rounds):
+    cluster.json("room", "create", "bench")
     ours, peer = [], []
     for _ in range(rounds):
-        got = array.json("bench", "channel", "bench", "--messages", "16000")
+        got = cluster.json("bench", "channel", "bench", "--messages", "16000")
         ours.append((got["p50_ns"] / 1e9, got["messages_per_s"]))
         peer.append(streamed(redis, 4096, 2000, 16000, 16))
     (p50, rate), (redis_p50, redis_rate) = ([statistics.median(column) for column in zip(*rows)] for rows in (ours, peer))
@@ -185,19 +185,19 @@ def channel(array, redis, rounds):
                       "messages_per_s": round_to(rate), "redis_messages_per_s": round_to(redis_rate), "rate_to_redis": round(rate / redis_rate, 3)}), flush=True)
 
 
-def library(array, binary, sizes, redis, rounds):
+def library(cluster, binary, sizes, redis, rounds):
     """Measures labels and the peer, both from C."""
     target = os.path.dirname(os.path.abspath(binary))
-    program = os.path.join(array.folder, "room-bench")
+    program = os.path.join(cluster.directory, "room-bench")
     subprocess.run(["cc", "-O2", "-o", program, f"{HERE}/room.c", f"-L{target}", "-ltidemill_label", f"-Wl,-rpath,{target}"], check=True)
     logs = tempfile.mkdtemp(prefix="tidemill-bench-", dir="/dev/shm")
     env = dict(os.environ, TIDEMILL_LABELS=logs, TIDEMILL=os.path.abspath(binary))
-    folder = Files(array, "put").folder
+    directory = Files(cluster, "put").directory
     try:
         for size, turns in sizes:
             times = {"labels": [], "redis": []}
             for _ in range(rounds):
-                for side, place in [("labels", folder), ("redis", redis)]:
+                for side, place in [("labels", directory), ("redis", redis)]:
                     said = subprocess.run([program, side, place, str(size), str(turns)], env=env, check=True, capture_output=True, text=True).stdout
                     times[side] += [float(line) / 1e6 for line in said.split()]
             report("put", size, statistics.median(times["labels"]), statistics.median(times["redis"]))
@@ -266,27 +266,27 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--binary", default=BINARY)
     args = parser.parse_args()
-    folder = tempfile.mkdtemp(prefix="tidemill-bench-redis-")
-    path = f"{folder}/socket"
+    directory = tempfile.mkdtemp(prefix="tidemill-bench-redis-")
+    path = f"{directory}/socket"
     redis = subprocess.Popen(["redis-server", "--port", "0", "--unixsocket", path, "--save", "", "--appendonly", "no"],
-                             stdout=subprocess.DEVNULL, cwd=folder)
+                             stdout=subprocess.DEVNULL, cwd=directory)
     try:
-        with Array(nodes=1, mount=0, binary=args.binary) as array:
-            memory = f"{array.folder}/memory"
+        with Cluster(nodes=1, mount=0, binary=args.binary) as cluster:
+            memory = f"{cluster.directory}/memory"
             try:
-                array._start("memory", "node", "--id", "9", "--folder", memory, "--listen", "127.0.0.1:0",
+                cluster._start("memory", "node", "--id", "9", "--data-dir", memory, "--listen", "127.0.0.1:0",
                              "--medium", "memory", "--capacity", "1GiB")
-                wait("memory", lambda: sum(e["up"] for e in array.json("status")["nodes"]) == 2)
-                os.mkdir(array.mount_point)
-                array._start("mnt", "mount", "--path", array.mount_point)
-                wait("the mount", lambda: os.path.exists(os.path.join(array.mount_point, ".tidemill")))
+                wait("memory", lambda: sum(e["up"] for e in cluster.json("status")["nodes"]) == 2)
+                os.mkdir(cluster.mount_point)
+                cluster._start("mnt", "mount", "--path", cluster.mount_point)
+                wait("the mount", lambda: os.path.exists(os.path.join(cluster.mount_point, ".tidemill")))
                 wait("the peer", lambda: os.path.exists(path))
-                library(array, args.binary, [(4096, 2000), (1 << 20, 300)], path, args.rounds)
-                stores = {"files": Files(array), "redis": Redis(path)}
+                library(cluster, args.binary, [(4096, 2000), (1 << 20, 300)], path, args.rounds)
+                stores = {"files": Files(cluster), "redis": Redis(path)}
                 compare("small", stores, 4096, 500, args.rounds)
                 compare("large", stores, 1 << 20, 100, args.rounds)
                 compare("mapped", stores, 1 << 20, 100, args.rounds, mapped=True)
-                channel(array, stores["redis"], args.rounds)
+                channel(cluster, stores["redis"], args.rounds)
             finally:
                 with undisturbed():
                     subprocess.run(["umount", "-l", memory], capture_output=True)
@@ -294,7 +294,7 @@ def main():
         with undisturbed():
             redis.terminate()
             redis.wait()
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 
   cargo build --release && bench/rules.py [--files 10000] [--rounds 3] [--delays 200]
 
-Sandbox and lineage are on. Throughput: a folder of files is moved into the rule's folder, so that the time excludes the writer.
+Sandbox and lineage are on. Throughput: a directory of files is moved into the rule's directory, so that the time excludes the writer.
 The time ends with the last firing. The peer runs one `wc` for each file and writes its output to a file, as the rule does. Delay:
-files are sealed in sequence on an idle array; the delay is the time from the seal, as the server records it, to the start of the
+files are sealed in sequence on an idle cluster; the delay is the time from the seal, as the server records it, to the start of the
 label on the node. Prints JSON lines; `ratio` is ours to the peer in files per second.
 """
 import argparse
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 
-from local_array import Array
+from local_cluster import Cluster
 
 RULE = """
 name = "count"; workdir = "/w"; pattern = "in/*.txt"; cache = false;
@@ -27,70 +27,70 @@ task = { kernel = "wordcount"; output = [ "out/${stem}" ]; };
 TEXT = "".join(f"line {number} of a file that somebody has dropped\n" for number in range(20))
 
 
-def fill(folder, count):
-    os.makedirs(folder)
+def fill(directory, count):
+    os.makedirs(directory)
     for number in range(count):
-        with open(f"{folder}/{number}.txt", "w") as file:
+        with open(f"{directory}/{number}.txt", "w") as file:
             file.write(f"{number}\n{TEXT}")
 
 
 def peer(count):
-    with tempfile.TemporaryDirectory() as folder:
-        fill(f"{folder}/in", count)
-        os.mkdir(f"{folder}/out")
+    with tempfile.TemporaryDirectory() as directory:
+        fill(f"{directory}/in", count)
+        os.mkdir(f"{directory}/out")
         start = time.perf_counter()
-        command = f"find {folder}/in -name '*.txt' | xargs -P2 -I@ sh -c 'wc < \"$1\" > {folder}/out/$(basename \"$1\")' sh @"
+        command = f"find {directory}/in -name '*.txt' | xargs -P2 -I@ sh -c 'wc < \"$1\" > {directory}/out/$(basename \"$1\")' sh @"
         shell = time.perf_counter()
         subprocess.run(command, shell=True, check=True)
         with_output = time.perf_counter() - shell
         start = time.perf_counter()
-        subprocess.run(f"find {folder}/in -name '*.txt' | xargs -P2 -n1 wc > /dev/null", shell=True, check=True)
+        subprocess.run(f"find {directory}/in -name '*.txt' | xargs -P2 -n1 wc > /dev/null", shell=True, check=True)
         return time.perf_counter() - start, with_output
 
 
-def add(array):
-    path = os.path.join(array.folder, "count.rule")
+def add(cluster):
+    path = os.path.join(cluster.directory, "count.rule")
     with open(path, "w") as file:
         file.write(RULE)
-    array.json("rule", "add", path)
+    cluster.json("rule", "add", path)
 
 
-def firings(array):
-    return array.json("rule", "show", "count")["firings"]
+def firings(cluster):
+    return cluster.json("rule", "show", "count")["firings"]
 
 
 def ours(count):
-    with Array(nodes=1, cores=2, mount=True) as array:
-        os.makedirs(f"{array.mount_point}/w/staged")
-        os.makedirs(f"{array.mount_point}/w/out")
-        fill(f"{array.mount_point}/w/staged/in", count)
-        add(array)
+    with Cluster(nodes=1, cores=2, mount=True) as cluster:
+        os.makedirs(f"{cluster.mount_point}/w/staged")
+        os.makedirs(f"{cluster.mount_point}/w/out")
+        fill(f"{cluster.mount_point}/w/staged/in", count)
+        add(cluster)
         # The remaining work of the last seals does not belong to the rule.
         time.sleep(2)
         start = time.perf_counter()
-        os.rename(f"{array.mount_point}/w/staged/in", f"{array.mount_point}/w/in")
-        while firings(array).get("done", 0) < count:
+        os.rename(f"{cluster.mount_point}/w/staged/in", f"{cluster.mount_point}/w/in")
+        while firings(cluster).get("done", 0) < count:
             time.sleep(0.1)
         took = time.perf_counter() - start
-        found = firings(array)
+        found = firings(cluster)
         if found != {"done": count}:
             raise SystemExit(f"not all have ended well: {found}")
-        database = sqlite3.connect(f"file:{array.folder}/server/server.db?mode=ro", uri=True)
+        database = sqlite3.connect(f"file:{cluster.directory}/server/server.db?mode=ro", uri=True)
         jobs = database.execute("SELECT count(*) FROM rule_job").fetchone()[0]
         return took, jobs
 
 
 def delays(count):
-    with Array(nodes=1, cores=2, mount=True) as array:
-        os.makedirs(f"{array.mount_point}/w/in")
-        add(array)
+    with Cluster(nodes=1, cores=2, mount=True) as cluster:
+        os.makedirs(f"{cluster.mount_point}/w/in")
+        add(cluster)
         for number in range(count):
-            with open(f"{array.mount_point}/w/in/{number}.txt", "w") as file:
+            with open(f"{cluster.mount_point}/w/in/{number}.txt", "w") as file:
                 file.write(TEXT)
             time.sleep(0.05)
-        while firings(array).get("done", 0) < count:
+        while firings(cluster).get("done", 0) < count:
             time.sleep(0.1)
-        database = sqlite3.connect(f"file:{array.folder}/server/server.db?mode=ro", uri=True)
+        database = sqlite3.connect(f"file:{cluster.directory}/server/server.db?mode=ro", uri=True)
         rows = database.execute("SELECT (task.start - sealed_at) / 1e6, (task.kernel_start - sealed_at) / 1e6 FROM firing "
                                 "JOIN task ON task.task = firing.task JOIN version ON version.object = firing.object")
         return list(zip(*rows.fetchall()))

@@ -15,7 +15,7 @@ import struct
 import sys
 import time
 
-from local_array import BINARY, Array
+from local_cluster import BINARY, Cluster
 from mount import MIB, Bench
 
 WRITERS = 4
@@ -116,15 +116,15 @@ def main():
     parser.add_argument("--size-mib", type=int, default=1024, help="size of all data of a round in MiB")
     parser.add_argument("--pieces", default="47008,1048576", help="sizes of pieces in bytes, multiples of 8")
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--folder", help="folder on ext4 (default: the temporary folder)")
+    parser.add_argument("--dir", help="directory on ext4 (default: the temporary directory)")
     parser.add_argument("--quick", action="store_true", help="2 rounds of 64 MiB")
     parser.add_argument("--binary", type=os.path.abspath, default=BINARY)
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.size_mib = 2, 64
-    with Array(nodes=options.nodes, cores=1, mount=2, folder=options.folder, binary=options.binary) as array:
+    with Cluster(nodes=options.nodes, cores=1, mount=2, directory=options.dir, binary=options.binary) as cluster:
         for size in map(int, options.pieces.split(",")):
-            measure(options, array.mount_points, size)
+            measure(options, cluster.mount_points, size)
 
 
 if __name__ == "__main__":

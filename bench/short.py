@@ -4,7 +4,7 @@
   make bench                                     # builds, then runs all; about ten minutes on two idle cores
   bench/short.py [NAME ...] [--install] [--list]
 
-The script runs each script of this folder with small parameters, in sequence. The --help of a script describes its measurement,
+The script runs each script of this directory with small parameters, in sequence. The --help of a script describes its measurement,
 and bench/README.md has the claims. Measurements without their peer are skipped and reported: `--install` puts the Python packages
 of peers into bench/out/venv (without the flag nothing is installed); programs are packages of Debian. The ratios of short runs have
 more noise than those in results/, which are from whole runs; a goal that is missed by little proves nothing.

@@ -20,7 +20,7 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "testbed")]
 import testbed  # noqa: E402
-from local_array import BINARY, Array, Loopback  # noqa: E402
+from local_cluster import BINARY, Cluster, Loopback  # noqa: E402
 from mount import MIB, Bench, read, timed, write  # noqa: E402
 
 GOAL_LOCAL, GOAL_LINKS = 1.0, 0.9
@@ -87,11 +87,11 @@ def sync(path):
 
 def local(options):
     size = options.size_mib * MIB
-    with Array(nodes=options.nodes, cores=1, mount=True, folder=options.folder, binary=options.binary) as array, \
-            Loopback("--plain", folder=options.folder, binary=options.binary) as loopback:
-        array.tidemill("mkdir", "/striped")
-        array.tidemill("stripe", "/striped", "1MiB")
-        ours, peer, below = f"{array.mount_point}/striped/file", f"{loopback.point}/file", f"{loopback.source}/file"
+    with Cluster(nodes=options.nodes, cores=1, mount=True, directory=options.dir, binary=options.binary) as cluster, \
+            Loopback("--plain", directory=options.dir, binary=options.binary) as loopback:
+        cluster.tidemill("mkdir", "/striped")
+        cluster.tidemill("stripe", "/striped", "1MiB")
+        ours, peer, below = f"{cluster.mount_point}/striped/file", f"{loopback.point}/file", f"{loopback.source}/file"
 
         def measure(what, ours, peer, between):
             Bench(options, None, None, None).pair(f"striped over {options.nodes}, {what}", ours, peer, None, size, 0,
@@ -105,30 +105,30 @@ def local(options):
             measure(f"read 1 MiB, {what}", lambda: read(ours, MIB), lambda: read(peer, MIB), between)
 
 
-def tcp(array, servers, count):
+def tcp(cluster, servers, count):
     """Returns the seconds for `count` plain bytes in one stream per node; with a negative count the client sends them."""
     share = str(count // len(servers))
-    return float(array.client.call(sys.executable, "-c", TCP_CLIENT, str(TCP_PORT), share, *(host.address for host in servers)))
+    return float(cluster.client.call(sys.executable, "-c", TCP_CLIENT, str(TCP_PORT), share, *(host.address for host in servers)))
 
 
 def links(options):
     for tls in options.tls.split(","):
-        with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.folder) as folder:
-            array = testbed.Array(options, f"{folder}/array", client_mbit=options.nodes * options.rate_mbit, tls=tls)
+        with tempfile.TemporaryDirectory(prefix="tidemill-bench-", dir=options.dir) as directory:
+            cluster = testbed.Cluster(options, f"{directory}/cluster", client_mbit=options.nodes * options.rate_mbit, tls=tls)
             try:
-                linked(options, array, f"TLS {tls}")
+                linked(options, cluster, f"TLS {tls}")
             finally:
-                array.remove()
+                cluster.remove()
 
 
-def linked(options, array, label):
+def linked(options, cluster, label):
     size = options.size_mib * MIB
-    for host in array.nodes:
-        host.start(sys.executable, "-c", TCP_SERVER, host.address, str(TCP_PORT), log=f"{array.folder}/tcp.log")
-    array.mount()
-    array.tidemill("mkdir", "/striped")
-    array.tidemill("stripe", "/striped", "1MiB")
-    path = f"{array.mount_point}/striped/file"
+    for host in cluster.nodes:
+        host.start(sys.executable, "-c", TCP_SERVER, host.address, str(TCP_PORT), log=f"{cluster.directory}/tcp.log")
+    cluster.mount()
+    cluster.tidemill("mkdir", "/striped")
+    cluster.tidemill("stripe", "/striped", "1MiB")
+    path = f"{cluster.mount_point}/striped/file"
     actions = {"write": (lambda: remove(path), lambda: write(path, size, MIB), -size, "sent"),
                "read": (lambda: forget(path), lambda: read(path, MIB), size, "received")}
     ideal = size / (options.nodes * options.rate_mbit * 125_000)
@@ -136,11 +136,11 @@ def linked(options, array, label):
     for _ in range(options.rounds):
         for what, (before, action, count, way) in actions.items():
             before()
-            carried = array.client.counters()[way]
+            carried = cluster.client.counters()[way]
             times[what]["ours"].append(timed(action))
-            if array.client.counters()[way] - carried < size:
+            if cluster.client.counters()[way] - carried < size:
                 raise SystemExit(f"{what}: not all bytes went over the link")
-            times[what]["limit"].append(tcp(array, array.nodes, count))
+            times[what]["limit"].append(tcp(cluster, cluster.nodes, count))
             times[what]["peer"].append(ideal)
     for what, taken in times.items():
         name = f"striped over {options.nodes} links of {options.rate_mbit} Mbit/s, {label}, {what} 1 MiB"
@@ -154,8 +154,8 @@ def main():
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--rate-mbit", type=int, default=1000, help="rate of a node's link; the client's link has the sum")
     parser.add_argument("--only", default="local,links")
-    parser.add_argument("--tls", default="on,off", help="values of --tls for the arrays over links")
-    parser.add_argument("--folder", help="folder on ext4 (default: the temporary folder)")
+    parser.add_argument("--tls", default="on,off", help="values of --tls for the clusters over links")
+    parser.add_argument("--dir", help="directory on ext4 (default: the temporary directory)")
     parser.add_argument("--quick", action="store_true", help="2 rounds of 64 MiB, TLS on only")
     parser.add_argument("--binary", type=os.path.abspath, default=BINARY)
     options = parser.parse_args()

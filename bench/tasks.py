@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 
-from local_array import Array
+from local_cluster import Cluster
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 VENVS = os.path.join(HERE, "out/venv")
@@ -62,44 +62,44 @@ def python(peer):
     return f"{venv}/bin/python"
 
 
-def script(peer, source, count, folder):
-    path = os.path.join(folder, "peer.py")
+def script(peer, source, count, directory):
+    path = os.path.join(directory, "peer.py")
     with open(path, "w") as file:
         file.write(source)
-    done = subprocess.run([python(peer), path, str(count)], check=True, capture_output=True, text=True, cwd=folder)
+    done = subprocess.run([python(peer), path, str(count)], check=True, capture_output=True, text=True, cwd=directory)
     return float(done.stdout.strip().splitlines()[-1])
 
 
-def make(count, folder):
+def make(count, directory):
     names = " ".join(f"t{number}" for number in range(count))
-    with open(f"{folder}/Makefile", "w") as file:
+    with open(f"{directory}/Makefile", "w") as file:
         # make runs a recipe line without shell syntax directly; usually `touch` would record a result.
         file.write(f"all: {names}\n{names}:\n\t@/bin/true\n.PHONY: all {names}\n")
     start = time.perf_counter()
-    subprocess.run(["make", "-j2", "-s", "all"], cwd=folder, check=True)
+    subprocess.run(["make", "-j2", "-s", "all"], cwd=directory, check=True)
     return time.perf_counter() - start
 
 
-def snakemake(count, folder):
+def snakemake(count, directory):
     executable = os.path.join(os.path.dirname(python("snakemake")), "snakemake")
-    with open(f"{folder}/Snakefile", "w") as file:
+    with open(f"{directory}/Snakefile", "w") as file:
         file.write(f"rule all:\n    input: expand('o/{{i}}', i=range({count}))\n"
                    "rule one:\n    output: touch('o/{i}')\n    shell: '/bin/true'\n")
     start = time.perf_counter()
-    subprocess.run([executable, "-j2", "-q", "all", "--nocolor"], cwd=folder, check=True, capture_output=True)
+    subprocess.run([executable, "-j2", "-q", "all", "--nocolor"], cwd=directory, check=True, capture_output=True)
     return time.perf_counter() - start
 
 
-PEERS = {"make": make, "hyperqueue": lambda count, folder: script("hyperqueue", HYPERQUEUE, count, folder),
-         "dask": lambda count, folder: script("dask", DASK, count, folder), "snakemake": snakemake}
+PEERS = {"make": make, "hyperqueue": lambda count, directory: script("hyperqueue", HYPERQUEUE, count, directory),
+         "dask": lambda count, directory: script("dask", DASK, count, directory), "snakemake": snakemake}
 
 
-def ours(array, count, number):
+def ours(cluster, count, number):
     tasks = ",\n".join(f'{{ name = "t{i}"; kernel = "/bin/true"; input = []; output = [ "o{i}" ]; stdout = "o{i}"; }}'
                        for i in range(count))
     text = f'name = "true"; workdir = "/bench{number}"; tasks = (\n{tasks}\n);\n'
     start = time.perf_counter()
-    job = array.submit(text)
+    job = cluster.submit(text)
     seconds = time.perf_counter() - start
     if job["state"] != "done":
         raise SystemExit(f"our job ended {job['state']}")
@@ -116,12 +116,12 @@ def main():
     for peer in set(peers) & set(PACKAGES):
         python(peer)
     times = {peer: [] for peer in ["ours", *peers]}
-    with Array(nodes=1, cores=2) as array, tempfile.TemporaryDirectory() as folder:
-        ours(array, 20, "warm")
+    with Cluster(nodes=1, cores=2) as cluster, tempfile.TemporaryDirectory() as directory:
+        ours(cluster, 20, "warm")
         for number in range(options.rounds):
-            times["ours"].append(ours(array, options.tasks, number))
+            times["ours"].append(ours(cluster, options.tasks, number))
             for peer in peers:
-                times[peer].append(PEERS[peer](options.tasks, tempfile.mkdtemp(dir=folder)))
+                times[peer].append(PEERS[peer](options.tasks, tempfile.mkdtemp(dir=directory)))
     rate = {side: options.tasks / statistics.median(seconds) for side, seconds in times.items()}
     print(json.dumps({"what": "tasks true", "side": "ours", "tasks_per_s": round(rate["ours"], 1)}))
     for peer in peers:

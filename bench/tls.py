@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Cost of TLS: the same array with and without it, all on loopback.
+"""Cost of TLS: the same cluster with and without it, all on loopback.
 
   tls.py [--rounds 5] [--mib 1024]
 
-`read` and `write` transfer one file between the node and a client by HTTP, with the array in /dev/shm, so that no disk is the
+`read` and `write` transfer one file between the node and a client by HTTP, with the cluster in /dev/shm, so that no disk is the
 limit. `call` is a whole `tidemill ls /` by TCP: process, connection, two requests. Prints JSON lines: medians of both in MB/s or
 calls per second, and the ratio of TLS to plain, with alternating rounds.
 """
@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import time
 
-from local_array import BINARY, Array
+from local_cluster import BINARY, Cluster
 
 CALLS = 50
 
@@ -26,12 +26,12 @@ def timed(work):
 
 
 class Client:
-    """Runs commands against an array as from another host."""
+    """Runs commands against a cluster as from another host."""
 
-    def __init__(self, array, tls):
-        with open(os.path.join(array.folder, "server/address")) as file:
+    def __init__(self, cluster, tls):
+        with open(os.path.join(cluster.directory, "server/address")) as file:
             address = file.read().strip()
-        token = os.path.join(array.folder, "server/token")
+        token = os.path.join(cluster.directory, "server/token")
         self.command = [BINARY, "-q", "--tls", tls, "--server", address, "--token-file", token]
 
     def __call__(self, *args):
@@ -44,8 +44,8 @@ def main():
     parser.add_argument("--mib", type=int, default=1024)
     options = parser.parse_args()
     rates = {}
-    with Array(folder="/dev/shm", tls="off") as plain, Array(folder="/dev/shm", tls="on") as secure:
-        source = os.path.join(plain.folder, "source")
+    with Cluster(directory="/dev/shm", tls="off") as plain, Cluster(directory="/dev/shm", tls="on") as secure:
+        source = os.path.join(plain.directory, "source")
         with open(source, "wb") as file:
             for _ in range(options.mib):
                 file.write(os.urandom(1 << 20))

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Accuracy of the simulator for real runs: makespan and moved bytes, on arrays of 1 and 4 nodes, under each policy.
+"""Accuracy of the simulator for real runs: makespan and moved bytes, on clusters of 1 and 4 nodes, under each policy.
 
   bench/testbed/prepare.sh montage out/montage; bench/testbed/prepare.sh keywords out/keywords
   cargo build --release && bench/truth.py out/montage out/keywords [--nodes 1,4] [--policies ...]
 
-Arrays are those of the testbed: hosts in network namespaces, each with its own link and a share of the processor. Every run has a
-new array with copied inputs, and leaves a trace (`tidemill jobs --export-trace`). Right before each run, a run under min-wait on the
-largest array is its calibration: the prediction takes the times of tasks and transfers from the calibration only
+Clusters are those of the testbed: hosts in network namespaces, each with its own link and a share of the processor. Every run has a
+new cluster with copied inputs, and leaves a trace (`tidemill jobs --export-trace`). Right before each run, a run under min-wait on the
+largest cluster is its calibration: the prediction takes the times of tasks and transfers from the calibration only
 (`tidemill plan compare RUN --times-of CALIBRATION`). The column replay is the error with the run's own times, which is the error of
 the simulator itself. With --runs all measurements are repeated, and the table has medians. Shared processors run the same kernel
 up to a third slower at some times, even minutes apart. The column cpu shows this effect: the processor time of the same kernels in
 the run, relative to the calibration, which no prediction can know. "at speed" is the error with the run times of the calibration
 scaled by this factor.
 
-With --local, arrays are those of `tidemill up` instead: processes of one machine that all nodes share, one core each, without
+With --local, clusters are those of `tidemill up` instead: processes of one machine that all nodes share, one core each, without
 links and without a host node (so without hybrid). Then calibrations use as many nodes as there are processors.
 
 A run with an existing trace is not measured again, so runs can be made one by one; --predict-only measures nothing. The policy random
@@ -42,42 +42,42 @@ def trace(options, workload, nodes, run, number):
 
 
 class Local:
-    """Array of processes on this machine."""
+    """Cluster of processes on this machine."""
 
     def __init__(self, options):
         os.environ["TIDEMILL"] = options.binary
-        from local_array import Array
-        self.array = Array(nodes=options.nodes, cores=1, mount=True, folder=options.out)
-        self.ask = self.array.json
+        from local_cluster import Cluster
+        self.cluster = Cluster(nodes=options.nodes, cores=1, mount=True, directory=options.out)
+        self.ask = self.cluster.json
 
     def fill(self, data):
-        shutil.copytree(data, os.path.join(self.array.mount_point, "work"))
+        shutil.copytree(data, os.path.join(self.cluster.mount_point, "work"))
 
     def tidemill(self, *args):
-        done = self.array.run(*args)
+        done = self.cluster.run(*args)
         if done.returncode != 0:
             raise RuntimeError(f"tidemill {' '.join(args)}: {done.stderr}")
 
     def close(self):
-        self.array.__exit__()
+        self.cluster.__exit__()
 
 
 def measure(options, workload, nodes, run, number):
-    """Runs the job on a new array, and stores the trace."""
+    """Runs the job on a new cluster, and stores the trace."""
     path = trace(options, workload, nodes, run, number)
     if os.path.exists(path):
         return
     options.nodes, options.workload = nodes, workload
-    array = Local(options) if options.local else testbed.Array(options, os.path.join(options.out, "array"))
+    cluster = Local(options) if options.local else testbed.Cluster(options, os.path.join(options.out, "cluster"))
     try:
-        array.fill(os.path.join(workload, "data"))
+        cluster.fill(os.path.join(workload, "data"))
         policy = "min-wait" if run.startswith(CALIBRATION) else run
-        job = array.ask("submit", "--no-cache", os.path.join(workload, "job.conf"), "--policy", policy)["job"]
-        array.tidemill("--quiet", "watch", str(job))
-        array.tidemill("jobs", str(job), "--export-trace", path)
+        job = cluster.ask("submit", "--no-cache", os.path.join(workload, "job.conf"), "--policy", policy)["job"]
+        cluster.tidemill("--quiet", "watch", str(job))
+        cluster.tidemill("jobs", str(job), "--export-trace", path)
         testbed.say(f"measured {os.path.basename(path)}")
     finally:
-        array.close()
+        cluster.close()
 
 
 def compare(options, *args):

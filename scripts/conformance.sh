@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests the POSIX conformance of the mount with pjdfstest and fsx on a real array. Cases in the table of docs/semantics.md
+# Tests the POSIX conformance of the mount with pjdfstest and fsx on a real cluster. Cases in the table of docs/semantics.md
 # may fail. `conformance.sh preload` tests programs without a mount, with the table of docs/preload.md.
 # Needs root and /dev/fuse. TIDEMILL names the binary [default: the binary that the tests built].
 set -euo pipefail
@@ -33,23 +33,23 @@ chmod 755 "$work"
 serving=
 stop() {
   [ -z "$serving" ] || kill "$serving" 2>/dev/null || true
-  "$tidemill" --dir "$work/array" down >/dev/null 2>&1 || true
+  "$tidemill" --dir "$work/cluster" down >/dev/null 2>&1 || true
   umount -l "$work/mnt" 2>/dev/null || true
   rm -rf "$work"
 }
 trap stop EXIT
 mkdir "$work/mnt"
 if [ -n "$preload" ]; then
-  "$tidemill" --dir "$work/array" up --nodes 2 --no-mount >/dev/null
+  "$tidemill" --dir "$work/cluster" up --nodes 2 --no-mount >/dev/null
   top=/t table=docs/preload.md
-  "$tidemill" --dir "$work/array" preload --serve --allow-other --folder "$work/preload" >"$work/serve.log" 2>&1 &
+  "$tidemill" --dir "$work/cluster" preload --serve --allow-other --data-dir "$work/preload" >"$work/serve.log" 2>&1 &
   serving=$!
   while [ ! -e "$work/preload/s" ]; do sleep 0.1; done
   # The tests built the library in this place.
   [ ! -f "${tidemill%/*}/deps/libtidemill_preload.so" ] || export TIDEMILL_PRELOAD_LIBRARY=${tidemill%/*}/deps/libtidemill_preload.so
-  run() { "$tidemill" --dir "$work/array" preload --folder "$work/preload" -- "$@"; }
+  run() { "$tidemill" --dir "$work/cluster" preload --data-dir "$work/preload" -- "$@"; }
 else
-  "$tidemill" --dir "$work/array" up --nodes 2 --mount "$work/mnt" >/dev/null
+  "$tidemill" --dir "$work/cluster" up --nodes 2 --mount "$work/mnt" >/dev/null
   top=$work/mnt table=docs/semantics.md
   run() { "$@"; }
 fi

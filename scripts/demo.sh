@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Starts an array on this machine and makes a real astronomical mosaic inside it.
+# Starts a cluster on this machine and makes a real astronomical mosaic inside it.
 #
 # usage: demo.sh [--down] [--policy POLICY] [--tile WIDTHxHEIGHT] [DIR]
 #
-#   --down     stop the array at the end; without it the array stays up for a look
-#   --policy   placement policy (default: the array's, min-wait)
+#   --down     stop the cluster at the end; without it the cluster stays up for a look
+#   --policy   placement policy (default: the cluster's, min-wait)
 #   --tile     size of the ten images (default 768x640)
-#   DIR        folder for data and array (default: demo in the repository)
+#   DIR        directory for data and cluster (default: demo in the repository)
 #
 # Each run computes everything again. Only downloads and the ten input images are kept between runs.
 set -euo pipefail
@@ -35,7 +35,7 @@ check_rust() {
   fi
 }
 
-# Prints the reason why the array can't be mounted here; prints nothing if it can.
+# Prints the reason why the cluster can't be mounted here; prints nothing if it can.
 no_mount_reason() {
   if [ ! -e /dev/fuse ]; then
     echo "/dev/fuse is missing"
@@ -53,10 +53,10 @@ check_rust
 (cd "$repo" && cargo build --release --locked -p tidemill-cli)
 mkdir -p "$dir"
 dir=$(cd "$dir" && pwd)
-export PATH="$repo/target/release:$PATH" TIDEMILL_DIR="$dir/array"
-# Settings of the user's own arrays must not affect this array.
+export PATH="$repo/target/release:$PATH" TIDEMILL_DIR="$dir/cluster"
+# Settings of the user's own clusters must not affect this cluster.
 unset TIDEMILL_SERVER TIDEMILL_TOKEN_FILE TIDEMILL_CONFIG TIDEMILL_MOUNT_PATH
-mount=$dir/array/mnt
+mount=$dir/cluster/mnt
 
 say "Getting ten telescope images"
 bash "$repo/examples/montage/get-data.sh" --tile "$tile" "$dir/data"
@@ -64,7 +64,7 @@ bash "$repo/examples/montage/get-data.sh" --tile "$tile" "$dir/data"
 say "Starting a server, four nodes and the server's own cores"
 reason=$(no_mount_reason)
 if [ -z "$reason" ] && ! tidemill up --nodes 4 --host-cores 1; then
-  reason="mounting failed, see $dir/array/log/mount.log"
+  reason="mounting failed, see $dir/cluster/log/mount.log"
 fi
 if [ -n "$reason" ]; then
   echo "demo: no mount: $reason. The demo continues with the client: tidemill put, submit, get."
@@ -75,42 +75,42 @@ if [ "$down" = yes ]; then
 fi
 tidemill status
 
-# Each run has its own folder: the array refuses a job whose outputs would replace existing files.
-folder=/montage
+# Each run has its own directory: the cluster refuses a job whose outputs would replace existing files.
+directory=/montage
 for ((n = 2; ; n++)); do
-  tidemill --json ls / | json "any(e['name'] == '${folder#/}' for e in v['entries'])" | grep -q True || break
-  folder=/montage-$n
+  tidemill --json ls / | json "any(e['name'] == '${directory#/}' for e in v['entries'])" | grep -q True || break
+  directory=/montage-$n
 done
 
 say "Planning: which images overlap (headers only; every Montage run starts with that)"
 python3 "$repo/examples/montage/plan.py" "$dir/data"
-python3 "$repo/examples/montage/make-job.py" "$dir/data" "$folder"
+python3 "$repo/examples/montage/make-job.py" "$dir/data" "$directory"
 script=$dir/data/montage.conf
 if [ -n "$policy" ]; then
   sed -i "1i policy = \"$policy\";" "$script"
 fi
 
 if [ -z "$reason" ]; then
-  say "Copying the images in: cp ... $mount$folder/"
-  mkdir "$mount$folder"
-  cp "$dir"/data/images/*.fits "$dir"/data/plan/* "$script" "$mount$folder/"
+  say "Copying the images in: cp ... $mount$directory/"
+  mkdir "$mount$directory"
+  cp "$dir"/data/images/*.fits "$dir"/data/plan/* "$script" "$mount$directory/"
   # A file is sealed shortly after its last close.
-  while tidemill --json ls "$folder" | json "any(e['writing'] for e in v['entries'])" | grep -q True; do
+  while tidemill --json ls "$directory" | json "any(e['writing'] for e in v['entries'])" | grep -q True; do
     sleep 0.1
   done
-  tidemill ls -l "$folder"
+  tidemill ls -l "$directory"
   control=$mount/.tidemill/$(id -un)
-  say "Submitting: echo $mount$folder/montage.conf > $control/submit"
-  if ! echo "$mount$folder/montage.conf" > "$control/submit"; then
+  say "Submitting: echo $mount$directory/montage.conf > $control/submit"
+  if ! echo "$mount$directory/montage.conf" > "$control/submit"; then
     cat "$control/last-error" >&2
     exit 1
   fi
   job=$(tidemill --json jobs | json "max(j['job'] for j in v)")
 else
-  say "Putting the images in: tidemill put ... $folder/"
-  tidemill mkdir "$folder"
-  tidemill put "$dir"/data/images/*.fits "$dir"/data/plan/* "$folder/"
-  tidemill ls -l "$folder"
+  say "Putting the images in: tidemill put ... $directory/"
+  tidemill mkdir "$directory"
+  tidemill put "$dir"/data/images/*.fits "$dir"/data/plan/* "$directory/"
+  tidemill ls -l "$directory"
   say "Submitting: tidemill submit $script"
   job=$(tidemill --json submit "$script" | json "v['job']")
 fi
@@ -124,31 +124,31 @@ fi
 say "Costs of the job: tidemill report $job"
 tidemill report "$job"
 
-say "The last two steps of the mosaic: tidemill lineage --depth 2 $folder/mosaic.png"
-tidemill lineage --depth 2 "$folder/mosaic.png"
-tidemill lineage --format svg -o "$dir/lineage.svg" "$folder/mosaic.png"
+say "The last two steps of the mosaic: tidemill lineage --depth 2 $directory/mosaic.png"
+tidemill lineage --depth 2 "$directory/mosaic.png"
+tidemill lineage --format svg -o "$dir/lineage.svg" "$directory/mosaic.png"
 echo "The whole lineage as a picture: $dir/lineage.svg"
 
 say "The mosaic"
 if [ -z "$reason" ]; then
-  picture=$mount$folder/mosaic.png
+  picture=$mount$directory/mosaic.png
   if [ "$down" = yes ]; then
     cp "$picture" "$dir/mosaic.png"
     picture=$dir/mosaic.png
   fi
 else
-  tidemill get "$folder/mosaic.png" "$dir/mosaic.png"
+  tidemill get "$directory/mosaic.png" "$dir/mosaic.png"
   picture=$dir/mosaic.png
 fi
 test -s "$picture"
 echo "$picture ($(stat -c %s "$picture") bytes)"
 
 if [ "$down" = no ]; then
-  say "The array is still up"
+  say "The cluster is still up"
   echo "export PATH=$repo/target/release:\$PATH TIDEMILL_DIR=$TIDEMILL_DIR"
   echo "tidemill status              the nodes"
   echo "tidemill explain $job           the reason for each task's node"
-  echo "tidemill ls -l $folder     files with their nodes"
-  [ -n "$reason" ] || echo "ls $mount                    the array as a file system"
+  echo "tidemill ls -l $directory     files with their nodes"
+  [ -n "$reason" ] || echo "ls $mount                    the cluster as a file system"
   echo "tidemill down                stop it"
 fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests labels in NATS JetStream with real servers. `install` builds nats-server into /usr/local/bin, or FOLDER, and needs a
+# Tests labels in NATS JetStream with real servers. `install` builds nats-server into /usr/local/bin, or DIRECTORY, and needs a
 # recent Go. `test` runs the tests that send labels with that server. NATS_SERVER names another program.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,7 +11,7 @@ case "${1:-}" in
     exit
     ;;
   test) ;;
-  *) echo "usage: scripts/nats.sh install [FOLDER] | test" >&2; exit 2 ;;
+  *) echo "usage: scripts/nats.sh install [DIRECTORY] | test" >&2; exit 2 ;;
 esac
 
 server=${NATS_SERVER:-$(command -v nats-server || true)}
@@ -26,9 +26,9 @@ cargo test "${whole[@]}" --lib --test nats queue
 cargo test "${whole[@]}" --test nats
 cargo test "${whole[@]}" --test e2e queue -- --test-threads=1
 
-folder=$(mktemp -d)
+directory=$(mktemp -d)
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-"$server" --addr 127.0.0.1 --port "$port" --jetstream --store_dir "$folder" >"$folder/log" 2>&1 &
+"$server" --addr 127.0.0.1 --port "$port" --jetstream --store_dir "$directory" >"$directory/log" 2>&1 &
 pid=$!
-trap 'kill -9 $pid; wait $pid 2>/dev/null || true; rm -rf "$folder"' EXIT
+trap 'kill -9 $pid; wait $pid 2>/dev/null || true; rm -rf "$directory"' EXIT
 TIDEMILL_TEST_QUEUE="nats://127.0.0.1:$port" cargo test "${whole[@]}" "${labels[@]}"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Makes a Debian package of the program, its manual pages and completions.
 #
-# usage: package.sh PROGRAM FOLDER
+# usage: package.sh PROGRAM DIRECTORY
 set -euo pipefail
 repo=$(cd "$(dirname "$0")/.." && pwd)
-program=${1:?usage: package.sh PROGRAM FOLDER} folder=${2:?usage: package.sh PROGRAM FOLDER}
+program=${1:?usage: package.sh PROGRAM DIRECTORY} directory=${2:?usage: package.sh PROGRAM DIRECTORY}
 
 version=$("$program" --version | cut -d' ' -f2)
 architecture=$(dpkg --print-architecture)
@@ -29,6 +29,6 @@ Description: storage that runs your analysis where the data already is
  Data is written to a mounted file system; workflows run on the storage nodes
  that hold it; results and their lineage come out, raw data stays put.
 END
-package=$folder/tidemill_${version}_$architecture.deb
+package=$directory/tidemill_${version}_$architecture.deb
 dpkg-deb --root-owner-group --build "$tree" "$package" >/dev/null
 echo "made: $package"

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs PyActiveStorage's own tests of reductions against an array: `tests/pyactivestorage.py [PYTHON]`.
+"""Runs PyActiveStorage's own tests of reductions against a cluster: `tests/pyactivestorage.py [PYTHON]`.
 
 PYTHON is the interpreter of a virtual environment, into which PyActiveStorage and its test requirements are installed from PyPI. Without
 PYTHON the script makes an environment. The tests are the unchanged tests of the source package. When a test writes a file to a store, the
-file is put into the array. The test's configuration (addresses, a user and a password) becomes the defaults of `Active`. TIDEMILL names
+file is put into the cluster. The test's configuration (addresses, a user and a password) becomes the defaults of `Active`. TIDEMILL names
 the binary.
 """
 import glob
@@ -15,7 +15,7 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "../bench"))
-from local_array import Array  # noqa: E402
+from local_cluster import Cluster  # noqa: E402
 
 PACKAGES = ["PyActiveStorage==0.8.0", "pytest", "h5py"]
 TESTS = ["test_missing.py", "test_byte_order.py", "test_compression.py", "test_bigger_data.py", "test_harness.py"]
@@ -25,12 +25,12 @@ import os, subprocess
 import utils
 from activestorage.active import Active
 
-URL, COUNT = os.environ["ARRAY_URL"], [0]
+URL, COUNT = os.environ["CLUSTER_URL"], [0]
 
 def write_to_storage(path):
     COUNT[0] += 1
     name = f"/{COUNT[0]}-{os.path.basename(path)}"
-    binary, server = os.environ["TIDEMILL"], os.environ["ARRAY_SERVER"]
+    binary, server = os.environ["TIDEMILL"], os.environ["CLUSTER_SERVER"]
     subprocess.run([binary, "--server", server, "put", path, name], check=True)
     return f"{URL}/files{name}"
 
@@ -40,7 +40,7 @@ init = Active.__init__
 
 def with_addresses(self, dataset, *args, **more):
     if str(dataset).startswith(URL):
-        more["storage_options"] = {"username": "root", "password": os.environ["ARRAY_TOKEN"]}
+        more["storage_options"] = {"username": "root", "password": os.environ["CLUSTER_TOKEN"]}
         more["active_storage_url"] = URL
     init(self, dataset, *args, **more)
 
@@ -49,36 +49,36 @@ Active.__init__ = with_addresses
 
 
 def main(python):
-    with tempfile.TemporaryDirectory(prefix="tidemill-pyactivestorage-") as folder:
+    with tempfile.TemporaryDirectory(prefix="tidemill-pyactivestorage-") as directory:
         if python is None:
-            subprocess.run([sys.executable, "-m", "venv", f"{folder}/venv"], check=True)
-            python = f"{folder}/venv/bin/python"
+            subprocess.run([sys.executable, "-m", "venv", f"{directory}/venv"], check=True)
+            python = f"{directory}/venv/bin/python"
         pip = [python, "-m", "pip", "-q"]
         subprocess.run([*pip, "install", *PACKAGES], check=True)
-        subprocess.run([*pip, "download", "--no-deps", "--no-binary", ":all:", "-d", folder, PACKAGES[0]], check=True)
-        subprocess.run(["tar", "xzf", *glob.glob(f"{folder}/*.tar.gz"), "-C", folder, "--strip-components=1"], check=True)
-        with open(f"{folder}/tests/conftest.py", "w") as file:
+        subprocess.run([*pip, "download", "--no-deps", "--no-binary", ":all:", "-d", directory, PACKAGES[0]], check=True)
+        subprocess.run(["tar", "xzf", *glob.glob(f"{directory}/*.tar.gz"), "-C", directory, "--strip-components=1"], check=True)
+        with open(f"{directory}/tests/conftest.py", "w") as file:
             file.write(CONFTEST)
-        with Array(nodes=2) as array:
-            token = f"{array.folder}/server/token"
+        with Cluster(nodes=2) as cluster:
+            token = f"{cluster.directory}/server/token"
             surroundings = {
                 **os.environ,
-                "ARRAY_URL": open(f"{array.folder}/server/address").read().strip(),
-                "ARRAY_SERVER": array.endpoint,
-                "ARRAY_TOKEN": re.search(r"^token: (.*)$", open(token).read(), re.M)[1],
-                "TIDEMILL": array.binary,
+                "CLUSTER_URL": open(f"{cluster.directory}/server/address").read().strip(),
+                "CLUSTER_SERVER": cluster.endpoint,
+                "CLUSTER_TOKEN": re.search(r"^token: (.*)$", open(token).read(), re.M)[1],
+                "TIDEMILL": cluster.binary,
                 # `requests` and `aiohttp` read the CA from these variables.
                 "REQUESTS_CA_BUNDLE": token,
                 "SSL_CERT_FILE": token,
                 # Reads by the client itself (version 1) can only get a password in this way.
                 "FSSPEC_HTTP": '{"client_kwargs": {"trust_env": true}}',
-                "NETRC": f"{folder}/netrc",
-                "PYTHONPATH": f"{folder}/tests",
+                "NETRC": f"{directory}/netrc",
+                "PYTHONPATH": f"{directory}/tests",
             }
-            with open(f"{folder}/netrc", "w") as file:
-                file.write(f"machine 127.0.0.1 login root password {surroundings['ARRAY_TOKEN']}\n")
+            with open(f"{directory}/netrc", "w") as file:
+                file.write(f"machine 127.0.0.1 login root password {surroundings['CLUSTER_TOKEN']}\n")
             command = [python, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "-o", "addopts=", *TESTS]
-            done = subprocess.run(command, cwd=f"{folder}/tests", env=surroundings)
+            done = subprocess.run(command, cwd=f"{directory}/tests", env=surroundings)
             sys.exit(done.returncode)
 
 

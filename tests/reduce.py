@@ -29,12 +29,12 @@ SEED = int(sys.argv[3]) if len(sys.argv) > 3 else 1
 OPERATIONS = ["count", "min", "max", "sum", "mean", "stddev", "range", "stats", "median", "quantile", "histogram"]
 
 
-def generated(folder):
+def generated(directory):
     """Makes files with times, packed values, gaps and all types, in all formats."""
     rng = np.random.default_rng(SEED)
     shape = (800, 9, 14)
     for form in ["NETCDF3_CLASSIC", "NETCDF3_64BIT_DATA", "NETCDF4"]:
-        path = folder / f"{form.lower()}.nc"
+        path = directory / f"{form.lower()}.nc"
         with netCDF4.Dataset(path, "w", format=form) as file:
             for name, size in zip(["time", "lat", "lon"], [None, *shape[1:]]):
                 file.createDimension(name, size)
@@ -60,7 +60,7 @@ def generated(folder):
             ranged[:] = rng.normal(0, 1, shape[:2])
         yield path
     for version, name in [(2, "zlib"), (3, "zstd"), *((2, f"blosc-{inner}-{shuffle}") for inner in ["lz4", "zstd", "zlib"] for shuffle in [0, 1])]:
-        path = folder / f"{name}.zarr"
+        path = directory / f"{name}.zarr"
         group = zarr.open_group(str(path), mode="w", zarr_format=version)
         more = {"dimension_names": ["time", "lat"]} if version == 3 else {}
         codec = {"compressors": [zarr.codecs.ZstdCodec()]} if version == 3 else {"compressors": numcodecs.Zlib(5) if name == "zlib" else numcodecs.Blosc(name.split("-")[1], 5, int(name[-1]))}
@@ -240,14 +240,14 @@ def told(operation, files, *more):
     return np.asarray([math.nan if value is None else float(value) for value in (values if isinstance(values, list) else [values])])
 
 
-def series(folder):
+def series(directory):
     """Compares series of files, selections, times and results with xarray."""
     rng = np.random.default_rng(SEED)
     time = xarray.date_range("2000-11-20", periods=300, freq="6h", use_cftime=False)
     lat, lon = np.linspace(60, -60, 5).astype("f4"), np.arange(0, 360, 30.0)
     every = xarray.Dataset({"tas": (("time", "lat", "lon"), rng.normal(280, 9, (300, 5, 12)).astype("f4"))}, {"time": time, "lat": lat, "lon": lon})
     every.lon.attrs["units"], every.tas.attrs = "degrees_east", {"units": "K", "standard_name": "air_temperature"}
-    one = folder / "series"
+    one = directory / "series"
     one.mkdir()
     for part, unit in enumerate(["days since 1850-01-01", "hours since 2000-01-01", "seconds since 1999-12-31"]):
         every.isel(time=slice(part * 100, part * 100 + 100)).to_netcdf(one / f"{'cab'[part]}.nc", encoding={"time": {"units": unit, "dtype": "f8"}})
@@ -261,7 +261,7 @@ def series(folder):
     ]:
         theirs = np.asarray(theirs).ravel()
         assert ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-12, equal_nan=True), (ours, theirs)
-    result = folder / "months.nc"
+    result = directory / "months.nc"
     asked_for = [BINARY, "reduce", "max", files, "--local", "--by", "month", "--over", "time", "--to", str(result)]
     subprocess.run(asked_for, check=True)
     with xarray.open_dataset(result) as found:
@@ -277,18 +277,18 @@ def series(folder):
     later = every.isel(time=slice(0, 9), lat=slice(None, None, -1)).assign_coords(time=time[:9] + np.timedelta64(500, "D"))
     later.to_netcdf(one / "d.nc")
     assert "coordinate lat" in asked("mean", files), asked("mean", files)
-    members = folder / "members"
+    members = directory / "members"
     members.mkdir()
     for member in range(3):
         (every.isel(time=slice(0, 20)) + member).to_netcdf(members / f"{member}.nc")
     assert np.allclose(told("mean", f"{members}/*.nc:tas", "--ensemble", "--over", "member"), (every.tas[:20].astype("f8") + 1).values.ravel(), rtol=1e-6)
 
 
-def calendars(folder):
+def calendars(directory):
     """Compares the months of all calendars with cftime, for all meanings of time stamps."""
     for calendar in ["standard", "gregorian", "proleptic_gregorian", "julian", "noleap", "365_day", "all_leap", "366_day", "360_day"]:
         for units in ["days since 1582-09-01", "microseconds since 1600-02-01", "hours since 1899-12-01"]:
-            path = folder / f"{calendar}_{units.split()[0]}.nc"
+            path = directory / f"{calendar}_{units.split()[0]}.nc"
             dates = cftime.num2date(np.arange(70), "days" + units[units.index(" "):], calendar)
             with netCDF4.Dataset(path, "w") as file:
                 file.createDimension("time", None)
@@ -298,7 +298,7 @@ def calendars(folder):
                 file.createVariable("tas", "f4", ("time",))[:] = 1
             keys = [(date.year, date.month) for date in dates]
             assert told("sum", f"{path}:tas", "--by", "month").tolist() == [keys.count(key) for key in sorted(set(keys))], path
-    path = folder / "ends.nc"
+    path = directory / "ends.nc"
     with netCDF4.Dataset(path, "w") as file:
         file.createDimension("time", 3), file.createDimension("two", 2)
         file.createVariable("time", "f8", ("time",)).setncatts({"units": "days since 2001-01-01", "calendar": "noleap", "bounds": "time_bnds"})
@@ -312,10 +312,10 @@ def calendars(folder):
 
 def main():
     rng = random.Random(SEED)
-    with tempfile.TemporaryDirectory() as folder:
-        series(Path(folder))
-        calendars(Path(folder))
-        paths = [*generated(Path(folder)), *(FIXTURES / name for name in ["cdf1.nc", "cdf2.nc", "cdf5.nc", "netcdf4.nc", "netcdf4-classic.nc"])]
+    with tempfile.TemporaryDirectory() as directory:
+        series(Path(directory))
+        calendars(Path(directory))
+        paths = [*generated(Path(directory)), *(FIXTURES / name for name in ["cdf1.nc", "cdf2.nc", "cdf5.nc", "netcdf4.nc", "netcdf4-classic.nc"])]
         known = [(path, name, *found) for path in paths for name, found in opened(path).items()]
         for _ in range(CASES):
             one(rng, *rng.choice(known))

@@ -154,13 +154,13 @@ def pieces(rng, shape):
     return [(slice(start, rng.randint(start + 1, size)), *(slice(None) for _ in shape[1:]))]
 
 
-def of_netcdf(rng, folder, number):
+def of_netcdf(rng, directory, number):
     form = rng.choice(["NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA", "NETCDF4", "NETCDF4", "NETCDF4", "NETCDF4_CLASSIC"])
     kind = rng.choice(CLASSIC if form in ["NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF4_CLASSIC"] else TYPES)
     names, shape, time, latitude = layout(rng)
     raw = numbers(rng, kind, shape)
     fill, said, doubtful = attributes(rng, kind, raw)
-    path = folder / f"{number}.nc"
+    path = directory / f"{number}.nc"
     with netCDF4.Dataset(path, "w", format=form) as file:
         for place, name in enumerate(names):
             file.createDimension(name, None if place == 0 and rng.random() < 0.5 else shape[place])
@@ -211,12 +211,12 @@ def coordinates(rng, file, names, time, latitude):
         file.createVariable("lat", "f8", ("lat",))[:] = latitude
 
 
-def of_h5py(rng, folder, number):
+def of_h5py(rng, directory, number):
     kind = rng.choice(TYPES)
     names, shape, _, _ = layout(rng)
     raw = numbers(rng, kind, shape)
     fill, said, doubtful = attributes(rng, kind, raw)
-    path = folder / f"{number}.h5"
+    path = directory / f"{number}.h5"
     with h5py.File(path, "w", libver=rng.choice(["earliest", "latest"]), userblock_size=rng.choice([0, 0, 512, 1024])) as file:
         more = {}
         if rng.random() < 0.6:
@@ -242,7 +242,7 @@ def of_h5py(rng, folder, number):
     return case
 
 
-def of_zarr(rng, folder, number):
+def of_zarr(rng, directory, number):
     version, kind = rng.choice([2, 3]), rng.choice(TYPES)
     names, shape, _, _ = layout(rng)
     raw = numbers(rng, kind, shape)
@@ -250,7 +250,7 @@ def of_zarr(rng, folder, number):
     if doubtful == "missing_value" and kind == "f4" and said[doubtful] == 0.3:
         # JSON has no types: decimal numbers take the type of the variable.
         doubtful = None
-    path = folder / f"{number}.zarr"
+    path = directory / f"{number}.zarr"
     group = zarr.open_group(str(path), mode="w", zarr_format=version)
     chunks = tuple(rng.randint(1, size) for size in shape)
     more = {"fill_value": fill if fill is not None else (None if version == 2 else 0)}
@@ -284,7 +284,7 @@ def of_zarr(rng, folder, number):
     return case
 
 
-def of_xarray(rng, folder, number):
+def of_xarray(rng, directory, number):
     """Writes with xarray. The missing values are those that xarray finds when it reads the file."""
     engine = rng.choice(["netcdf4", "h5netcdf", "scipy", "zarr2", "zarr3"])
     names, shape, _, _ = layout(rng)
@@ -303,7 +303,7 @@ def of_xarray(rng, folder, number):
         # Classic files have signed bytes: xarray writes them with _Unsigned.
         encoding.update({"dtype": "i1", "_FillValue": -1, "_Unsigned": "true"})
     dataset.x.encoding.update(encoding)
-    path = folder / f"{number}.{'zarr' if engine[:4] == 'zarr' else 'nc'}"
+    path = directory / f"{number}.{'zarr' if engine[:4] == 'zarr' else 'nc'}"
     opened = {"mask_and_scale": True}
     if engine[:4] != "zarr":
         dataset.to_netcdf(path, engine=engine)
@@ -323,7 +323,7 @@ def of_xarray(rng, folder, number):
     return case
 
 
-def of_fits(rng, folder, number):
+def of_fits(rng, directory, number):
     """Writes with astropy: BLANK for integers, BZERO for unsigned integers, NaN for floats."""
     kind = rng.choice(["u1", "i2", "i4", "i8", "f4", "f8"])
     shape = tuple(rng.randint(1, 7) for _ in range(rng.choice([1, 2, 3])))
@@ -334,7 +334,7 @@ def of_fits(rng, folder, number):
     blank = int(rng.choice(raw.ravel().tolist())) if kind[0] != "f" and rng.random() < 0.6 else None
     if blank is not None:
         header["BLANK"] = blank
-    path = folder / f"{number}.fits"
+    path = directory / f"{number}.fits"
     hdu = fits.PrimaryHDU(raw, header=header, do_not_scale_image_data=True)
     # astropy removes these keys from the header when it makes the data.
     for name in ["BSCALE", "BZERO", "BLANK"]:
@@ -352,7 +352,7 @@ def of_fits(rng, folder, number):
     return case
 
 
-def of_members(rng, folder, number):
+def of_members(rng, directory, number):
     """Makes files of one grid, each a member of an ensemble."""
     shape, kind = (rng.randint(1, 9), rng.randint(1, 5)), rng.choice(TYPES)
     count, calendar = rng.randint(2, 4), rng.choice(CALENDARS)
@@ -362,7 +362,7 @@ def of_members(rng, folder, number):
     latitude = np.linspace(-75, 75, shape[1])
     scale = rng.choice([None, None, 0.5]) if kind[0] != "f" else None
     for member in range(count):
-        with netCDF4.Dataset(folder / f"{member}.nc", "w", format=rng.choice(["NETCDF4", "NETCDF3_64BIT_DATA"])) as file:
+        with netCDF4.Dataset(directory / f"{member}.nc", "w", format=rng.choice(["NETCDF4", "NETCDF3_64BIT_DATA"])) as file:
             for name, size in zip(["time", "lat"], shape):
                 file.createDimension(name, rng.choice([None, size]) if name == "time" else size)
             time = file.createVariable("time", "f8", ("time",))
@@ -374,7 +374,7 @@ def of_members(rng, folder, number):
             if scale:
                 variable.scale_factor = scale
             variable[:] = raw[member]
-    case = Case(folder / "*.nc", ["member", "time", "lat"], raw, missing(raw, fill, {}), scale, None, None, (hours, since, calendar), latitude)
+    case = Case(directory / "*.nc", ["member", "time", "lat"], raw, missing(raw, fill, {}), scale, None, None, (hours, since, calendar), latitude)
     case.about, case.writer, case.members = [kind, fill, scale, count], "ensembles", True
     return case
 
@@ -382,7 +382,7 @@ def of_members(rng, folder, number):
 TOOLS = [name for name in ["ncks", "cdo", "gdal_translate"] if shutil.which(name)]
 
 
-def of_tool(rng, folder, number):
+def of_tool(rng, directory, number):
     """Converts a file of netCDF4 with NCO, CDO or GDAL; the raw values and attributes are those that netCDF4 then reads."""
     tool = rng.choice(TOOLS)
     floats = rng.random() < 0.6
@@ -392,7 +392,7 @@ def of_tool(rng, folder, number):
     values = np.array([rng.gauss(280, 30) if floats else rng.randint(-99, 99) for _ in range(math.prod(shape))], kind).reshape(shape)
     fill = np.dtype(kind).type(rng.choice([-9999, 1e20] if floats else [-100, 0, 99]))
     values[np.array([rng.random() < 0.15 for _ in range(values.size)]).reshape(shape)] = fill
-    source, path = folder / f"{number}.source.nc", folder / f"{number}.nc"
+    source, path = directory / f"{number}.source.nc", directory / f"{number}.nc"
     hours, since, calendar = np.arange(shape[0]) * rng.choice([1, 6, 24]), "hours since 1999-12-30", rng.choice(["standard", "proleptic_gregorian", "noleap", "360_day"])
     latitude = np.linspace(*rng.choice([(-60, 60), (75, -75)]), shape[1])
     with netCDF4.Dataset(source, "w", format=rng.choice(["NETCDF4", "NETCDF4_CLASSIC", "NETCDF3_64BIT_OFFSET"])) as file:
@@ -612,7 +612,7 @@ def decimals(rng, name):
     return values, rng.choice(["f4", "f8"])
 
 
-def of_series(rng, folder, number):
+def of_series(rng, directory, number):
     case = Series()
     others = rng.choice([["lat"], ["lon"], ["lat", "lon"], ["level", "lon"], ["lat", "lon"]])
     case.names = ["time", *others]
@@ -713,7 +713,7 @@ def of_series(rng, folder, number):
         elif mine == "nan":
             times[rng.randrange(len(part))] = np.nan
         name = f"{labels[place]}.nc"
-        path = folder / name
+        path = directory / name
         form = rng.choice(["NETCDF4", "NETCDF3_64BIT_OFFSET"] if kind in CLASSIC else ["NETCDF4", "NETCDF3_64BIT_DATA"])
         packing = None
         with netCDF4.Dataset(path, "w", format=form) as file:
@@ -775,7 +775,7 @@ def of_series(rng, folder, number):
         case.values[part] = scaled
         case.about.append((name, form, f"{unit} since {since}", own, own_kind, mine, packing, part.tolist()))
     if wrong == "empty":
-        with netCDF4.Dataset(folder / "z.nc", "w") as file:
+        with netCDF4.Dataset(directory / "z.nc", "w") as file:
             source = netCDF4.Dataset(case.files[0])
             for name, dimension in source.dimensions.items():
                 file.createDimension(name, None if dimension.isunlimited() else len(dimension))
@@ -803,7 +803,7 @@ def of_series(rng, folder, number):
     case.unplaced = wrong == "nan" and len(parts) > 1 and any(missing_times[part].all() for part in parts)
     case.hours = hours
     case.whole = all(one[4][0] == "i" and one[6] is None for one in case.about if one[5] != "other")
-    case.path = f"{folder}/*.nc"
+    case.path = f"{directory}/*.nc"
     # Cases without odd properties are also compared with xarray.
     if (wrong is None or wrong == "inner" and not case.refused) and len(parts) > 1 and floor is None and far == 0:
         opened = [xr.open_dataset(path, decode_times=xr.coders.CFDatetimeCoder(use_cftime=True)) for path in case.files]
@@ -1077,11 +1077,11 @@ def in_netcdf(command, result, single, reduced):
 def main():
     rng, answered, refused, wrong, writers = random.Random(SEED), 0, 0, 0, Counter()
     ways = [of_netcdf, of_netcdf, of_h5py, of_zarr, of_xarray, of_fits, of_members, *[of_tool] * min(len(TOOLS), 2), *[of_series] * SERIES]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         number = 0
         while answered + refused + wrong < CASES:
             number += 1
-            below = Path(folder) / str(number)
+            below = Path(directory) / str(number)
             below.mkdir()
             way = rng.choice(ways)
             case = way(rng, below, number)

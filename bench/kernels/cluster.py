@@ -29,9 +29,9 @@ from driver import ROOT, Ours
 DTYPES = {"f32": np.float32, "f64": np.float64}
 
 
-def table(folder, dtype, columns, mib):
+def table(directory, dtype, columns, mib):
     """Returns rows around twenty centres, with columns of different spread."""
-    path = f"{folder}/table-{dtype}-{columns}-{mib}"
+    path = f"{directory}/table-{dtype}-{columns}-{mib}"
     size = DTYPES[dtype]().itemsize
     rows = (mib << 20) // size // columns
     if not os.path.exists(path):
@@ -65,9 +65,9 @@ def rounds_of(count, ours, peer):
     return found, mine, theirs, [t / m for m, t in zip(mine, theirs)]
 
 
-def pca(ours, folder, dtype, columns, mib, rounds):
-    path, values = table(folder, dtype, columns, mib)
-    output = f"{folder}/ours"
+def pca(ours, directory, dtype, columns, mib, rounds):
+    path, values = table(directory, dtype, columns, mib)
+    output = f"{directory}/ours"
     words = ["pca", f"dtype={dtype}", f"columns={columns}", "out=f64"]
     found, *times = rounds_of(rounds, lambda: ours.run(output, path, *words)[0], lambda: PCA().fit(values))
     result = np.fromfile(output).reshape(columns, columns + 2)
@@ -77,9 +77,9 @@ def pca(ours, folder, dtype, columns, mib, rounds):
     report(f"pca of {dtype}, {columns} columns", *times, 2, bytes=values.nbytes)
 
 
-def kmeans(ours, folder, dtype, columns, k, mib, rounds, iterations=10):
-    path, values = table(folder, dtype, columns, mib)
-    start, output = f"{folder}/start", f"{folder}/ours"
+def kmeans(ours, directory, dtype, columns, k, mib, rounds, iterations=10):
+    path, values = table(directory, dtype, columns, mib)
+    start, output = f"{directory}/start", f"{directory}/ours"
     values[np.random.default_rng(2).choice(len(values), k, replace=False)].tofile(start)
     first = np.fromfile(start, values.dtype).reshape(k, columns)
     words = ["kmeans", f"dtype={dtype}", f"columns={columns}", f"k={k}", f"iterations={iterations}", "tolerance=0", "out=f64",
@@ -109,16 +109,16 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
-    folder = f"{ROOT}/bench/out/kernels"
-    os.makedirs(folder, exist_ok=True)
+    directory = f"{ROOT}/bench/out/kernels"
+    os.makedirs(directory, exist_ok=True)
     ours = Ours()
     for dtype in ("f64", "f32"):
         for columns in (16, 64, 256):
             if not options.names or "pca" in options.names:
-                pca(ours, folder, dtype, columns, options.mib, options.rounds)
+                pca(ours, directory, dtype, columns, options.mib, options.rounds)
         for columns, k in ((16, 16), (64, 20), (32, 100)):
             if not options.names or "kmeans" in options.names:
-                kmeans(ours, folder, dtype, columns, k, options.mib // 4, options.rounds)
+                kmeans(ours, directory, dtype, columns, k, options.mib // 4, options.rounds)
 
 
 if __name__ == "__main__":

@@ -27,10 +27,10 @@ from driver import ROOT, Ours
 def text(path, size):
     with open(path, "wb") as to:
         for root in ("/usr/include", "/usr/share/doc", "/usr/lib/python3", "/usr/share/perl"):
-            for folder, folders, names in os.walk(root):
-                folders.sort()
+            for directory, directories, names in os.walk(root):
+                directories.sort()
                 for name in sorted(names):
-                    file = os.path.join(folder, name)
+                    file = os.path.join(directory, name)
                     if os.path.isfile(file) and not os.path.islink(file) and not name.endswith((".gz", ".pyc", ".so")):
                         with open(file, "rb") as source:
                             to.write(source.read()[:size - to.tell()])
@@ -93,8 +93,8 @@ BACK = {"gzip": ("gunzip", ["gzip", "-d"]), "zstd": ("unzstd", ["zstd", "-d", "-
         "lz4": ("unlz4", ["lz4", "-d"]), "bzip2": ("bunzip2", ["bzip2", "-d"])}
 
 
-def codecs(ours, folder, name, content, options):
-    mine, theirs, back = f"{folder}/ours", f"{folder}/peer", f"{folder}/back"
+def codecs(ours, directory, name, content, options):
+    mine, theirs, back = f"{directory}/ours", f"{directory}/peer", f"{directory}/back"
     for kernel, args, command, goal in PAIRS:
         if not wanted(kernel, options):
             continue
@@ -110,32 +110,32 @@ def codecs(ours, folder, name, content, options):
         same(content, back)
     for kernel, (unpack, program) in BACK.items():
         if wanted(unpack, options) and here(unpack, kernel):
-            packed = f"{folder}/packed"
+            packed = f"{directory}/packed"
             timed([kernel, "-c"], content, packed)
             compare(ours, f"{unpack} of {name}", [unpack], packed, [mine, theirs], program + ["-c"], " ".join(program),
                     options.rounds, None)
             same(mine, theirs)
 
 
-def threads(ours, folder, content, options):
+def threads(ours, directory, content, options):
     """Compares two threads with one."""
     for kernel in ("gzip", "zstd", "lz4", "bzip2"):
         if not wanted(kernel, options):
             continue
         ratios = []
         for _ in range(options.rounds if kernel != "bzip2" else 3):
-            one, two = (ours.run(f"{folder}/{count}", content, kernel, f"threads={count}")[0] for count in (1, 2))
+            one, two = (ours.run(f"{directory}/{count}", content, kernel, f"threads={count}")[0] for count in (1, 2))
             ratios.append(one / two)
         print(json.dumps({"what": f"{kernel} of text, two threads", "peer": "one thread",
                           "ratio": round(statistics.median(ratios), 2), "goal": 1.8}), flush=True)
 
 
-def cipher(ours, folder, content, options):
+def cipher(ours, directory, content, options):
     """Compares in memory, as `openssl speed` measures, in chunks of 16 KiB; and file to file."""
-    key = f"{folder}/key"
+    key = f"{directory}/key"
     with open(key, "wb") as to:
         to.write(os.urandom(32))
-    mine, back = f"{folder}/ours", f"{folder}/back"
+    mine, back = f"{directory}/ours", f"{directory}/back"
     size = os.path.getsize(content)
     for kernel, source, target in (("encrypt", content, mine), ("decrypt", mine, back)):
         ratios, speeds = [], []
@@ -174,20 +174,20 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("names", nargs="*", help="names of kernels, or threads")
     options = parser.parse_args()
-    folder = f"{ROOT}/bench/out/kernels"
-    os.makedirs(folder, exist_ok=True)
+    directory = f"{ROOT}/bench/out/kernels"
+    os.makedirs(directory, exist_ok=True)
     ours = Ours()
     contents = {}
     for name, make in (("text", text), ("numbers", numbers)):
-        contents[name] = f"{folder}/codec-{name}-{options.mib}"
+        contents[name] = f"{directory}/codec-{name}-{options.mib}"
         if not os.path.exists(contents[name]):
             make(contents[name], options.mib << 20)
-        codecs(ours, folder, name, contents[name], options)
+        codecs(ours, directory, name, contents[name], options)
     if not options.names or "threads" in options.names:
         options.names = [name for name in options.names if name != "threads"]
-        threads(ours, folder, contents["text"], options)
+        threads(ours, directory, contents["text"], options)
     if wanted("encrypt", options) and here("encrypt", "openssl"):
-        cipher(ours, folder, contents["numbers"], options)
+        cipher(ours, directory, contents["numbers"], options)
 
 
 if __name__ == "__main__":

@@ -103,8 +103,8 @@ def main():
     parser.add_argument("--first", type=int, default=100)
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
-    folder = f"{ROOT}/bench/out/kernels"
-    os.makedirs(folder, exist_ok=True)
+    directory = f"{ROOT}/bench/out/kernels"
+    os.makedirs(directory, exist_ok=True)
     ours, peers = Loops(), {"neurokit2": Peer(neurokit), "wfdb xqrs": Peer(xqrs)}
     whole = {name: (np.zeros(3), []) for name in ["ours", *peers]}
     for kind in KINDS:
@@ -112,8 +112,8 @@ def main():
             scores = {name: np.zeros(3) for name in whole}
             for seed in range(options.first, options.first + options.seeds):
                 signal, beats = heart(seed, kind, height)
-                signal.tofile(f"{folder}/ecg-{kind}-{height}-{seed}")
-                whole["ours"][1].append(ours.run("heartbeat", f"{folder}/ecg-{kind}-{height}-{seed}", RATE))
+                signal.tofile(f"{directory}/ecg-{kind}-{height}-{seed}")
+                whole["ours"][1].append(ours.run("heartbeat", f"{directory}/ecg-{kind}-{height}-{seed}", RATE))
                 scores["ours"] += score(ours.found.split(), beats)
                 for name, peer in peers.items():
                     whole[name][1].append(timed(peer.run, signal))

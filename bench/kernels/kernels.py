@@ -2,10 +2,10 @@
 """Built-in kernels against their peers, alternating in one run, from a warm page cache.
 
   cargo build --release -p tidemill-kernel --example kernel_speed
-  bench/kernels/kernels.py [--mib 512] [--rounds 9] [--only statistics|select|grep] [--folder bench/out/kernels]
+  bench/kernels/kernels.py [--mib 512] [--rounds 9] [--only statistics|select|grep] [--dir bench/out/kernels]
 
 Needs Debian's python3-venv. numpy and polars are installed into a temporary environment; ripgrep, if it is not installed, is
-unpacked from Debian's package into the same folder. Prints a JSON line for each comparison: medians in GB/s, the median of the
+unpacked from Debian's package into the same directory. Prints a JSON line for each comparison: medians in GB/s, the median of the
 rounds' ratios, the goal. Ours and the plain sum run in one process of `examples/kernel_speed.rs`; numpy and polars run in another
 process, which maps the file. Each has one thread, and results are compared.
 """
@@ -75,13 +75,13 @@ def fresh(path):
     copy.rename(path)
 
 
-def make_data(folder, python, size):
+def make_data(directory, python, size):
     """Makes normal, uniform and full-range random numbers, and text of random words."""
     script = f"""
 import numpy as np
 chance = np.random.default_rng(1)
 def write(name, values):
-    with open({str(folder)!r} + "/" + name, "wb", buffering=0) as file:
+    with open({str(directory)!r} + "/" + name, "wb", buffering=0) as file:
         data = memoryview(values.tobytes())
         for start in range(0, len(data), 8 << 20):
             file.write(data[start:start + (8 << 20)])
@@ -89,7 +89,7 @@ write("f64", chance.normal(5, 2, {size} // 8))
 write("f32", chance.normal(5, 2, {size} // 4).astype("f4"))
 write("i32", chance.integers(-2**31, 2**31, {size} // 4, dtype="i4"))
 """
-    if any(not (folder / name).exists() or (folder / name).stat().st_size != size for name in ("f64", "f32", "i32")):
+    if any(not (directory / name).exists() or (directory / name).stat().st_size != size for name in ("f64", "f32", "i32")):
         subprocess.run([python, "-c", script], check=True)
     chance = random.Random(1)
     letters = "etaoinshrdlucmfwypvbgkqjxz"
@@ -117,7 +117,7 @@ write("i32", chance.integers(-2**31, 2**31, {size} // 4, dtype="i4"))
             pieces[turn] = text()
         return pieces[turn]
 
-    write(folder / "text", size, piece)
+    write(directory / "text", size, piece)
 
 
 def compare(what, size, ours, peer, peer_name, rounds, goal, same=None):
@@ -145,9 +145,9 @@ def close(found, wanted):
     return all(abs(a - b) <= 1e-6 * max(1.0, abs(b)) for a, b in zip(mine, theirs, strict=True))
 
 
-def compare_statistics(folder, size, speed, peers, rounds):
+def compare_statistics(directory, size, speed, peers, rounds):
     for kind, goals in (("i32", (0.9, 0.85)), ("f64", (0.9, 0.85)), ("f32", (0.8, 0.8))):
-        path, dtype = folder / kind, f"dtype={kind}"
+        path, dtype = directory / kind, f"dtype={kind}"
         fresh(path)
         for how, goal in zip(("map", "read"), goals):
             compare(f"four statistics of {kind}, {how}", size,
@@ -158,14 +158,14 @@ def compare_statistics(folder, size, speed, peers, rounds):
             compare(f"four statistics of {kind}", size,
                     lambda: speed.ask(f"map\t{path}\tstats\t{dtype}\t{FOUR}"),
                     lambda: peers.ask(f"{library} {code} {path}"), library, min(rounds, 3), goal, close)
-    path = folder / "f64"
+    path = directory / "f64"
     fresh(path)
     compare("five statistics of f64 with linreg, map", size,
             lambda: speed.ask(f"map\t{path}\tstats\t{FOUR},linreg"),
             lambda: speed.ask(f"map\t{path}\tplain-sum\tdtype=f64"), "plain sum", rounds, None)
 
 
-def compare_selections(folder, size, speed, rounds):
+def compare_selections(directory, size, speed, rounds):
     done = set()
     for what, file, job in (
         ("count above a threshold, f64", "f64", "filter\tshow=count\tabove=7"),
@@ -180,11 +180,11 @@ def compare_selections(folder, size, speed, rounds):
         goal = None if "ten" in what else 0.6
         plain = file if file != "text" else "i32"
         if file not in done:
-            fresh(folder / file)
+            fresh(directory / file)
             done.add(file)
         for how in ("map", "read"):
-            compare(f"{what}, {how}", size, lambda: speed.ask(f"{how}\t{folder / file}\t{job}"),
-                    lambda: speed.ask(f"{how}\t{folder / file}\tplain-sum\tdtype={plain}"), "plain sum", rounds, goal)
+            compare(f"{what}, {how}", size, lambda: speed.ask(f"{how}\t{directory / file}\t{job}"),
+                    lambda: speed.ask(f"{how}\t{directory / file}\tplain-sum\tdtype={plain}"), "plain sum", rounds, goal)
 
 
 def run(command, output):
@@ -195,9 +195,9 @@ def run(command, output):
     return time.perf_counter() - start, Path(output).read_text(errors="replace").split("\n")[0]
 
 
-def compare_grep(folder, size, speed, rounds):
-    ripgrep = shutil.which("rg") or str(unpacked_ripgrep(folder))
-    text, output = folder / "text", folder / "found"
+def compare_grep(directory, size, speed, rounds):
+    ripgrep = shutil.which("rg") or str(unpacked_ripgrep(directory))
+    text, output = directory / "text", directory / "found"
     fresh(text)
     for what, pattern in (("literal", "tidemill"), ("regex", r"20[0-9]+-0[1-4]-[0-9]+"), ("regex of letters", "[aeiou]{7}"),
                           ("whole words, any case", None)):
@@ -209,12 +209,12 @@ def compare_grep(folder, size, speed, rounds):
                     lambda: run(command, output), name, min(rounds, 5), goal, lambda a, b: a == b)
 
 
-def unpacked_ripgrep(folder):
-    program = folder / "ripgrep" / "usr" / "bin" / "rg"
+def unpacked_ripgrep(directory):
+    program = directory / "ripgrep" / "usr" / "bin" / "rg"
     if not program.exists():
-        subprocess.run(["apt-get", "download", "ripgrep"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-        package = next(folder.glob("ripgrep_*.deb"))
-        subprocess.run(["dpkg", "-x", str(package), str(folder / "ripgrep")], check=True)
+        subprocess.run(["apt-get", "download", "ripgrep"], cwd=directory, check=True, stdout=subprocess.DEVNULL)
+        package = next(directory.glob("ripgrep_*.deb"))
+        subprocess.run(["dpkg", "-x", str(package), str(directory / "ripgrep")], check=True)
     return program
 
 
@@ -224,26 +224,26 @@ def main():
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", choices=("statistics", "select", "grep"))
     parser.add_argument("--prepare", action="store_true", help="make data and environment, without a measurement")
-    parser.add_argument("--folder", type=Path, default=ROOT / "bench" / "out" / "kernels")
+    parser.add_argument("--dir", type=Path, default=ROOT / "bench" / "out" / "kernels")
     parser.add_argument("--python", type=Path, help="interpreter with numpy and polars (default: that of a new environment)")
     options = parser.parse_args()
-    folder, size = options.folder.resolve(), options.mib << 20
-    folder.mkdir(parents=True, exist_ok=True)
-    python = options.python or folder / "venv" / "bin" / "python"
+    directory, size = options.dir.resolve(), options.mib << 20
+    directory.mkdir(parents=True, exist_ok=True)
+    python = options.python or directory / "venv" / "bin" / "python"
     if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+        subprocess.run([sys.executable, "-m", "venv", str(directory / "venv")], check=True)
         subprocess.run([python, "-m", "pip", "-q", "install", "numpy", "polars"], check=True)
-    make_data(folder, python, size)
+    make_data(directory, python, size)
     if options.prepare:
         return
     speed = Process([str(ROOT / "target" / "release" / "examples" / "kernel_speed")])
     if options.only in (None, "statistics"):
         peers = Process([str(python), "-c", PEERS])
-        compare_statistics(folder, size, speed, peers, options.rounds)
+        compare_statistics(directory, size, speed, peers, options.rounds)
     if options.only in (None, "select"):
-        compare_selections(folder, size, speed, options.rounds)
+        compare_selections(directory, size, speed, options.rounds)
     if options.only in (None, "grep"):
-        compare_grep(folder, size, speed, options.rounds)
+        compare_grep(directory, size, speed, options.rounds)
 
 
 if __name__ == "__main__":

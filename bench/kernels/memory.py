@@ -24,18 +24,18 @@ def main():
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     cv2.setNumThreads(1)
-    folder = f"{ROOT}/bench/out/kernels"
-    os.makedirs(folder, exist_ok=True)
+    directory = f"{ROOT}/bench/out/kernels"
+    os.makedirs(directory, exist_ok=True)
     ours = Loops()
     chance = np.random.default_rng(1)
 
     columns = 4096
     matrix = chance.standard_normal((8192, columns))
     turned = np.ones((columns, 8192))
-    matrix.tofile(f"{folder}/matrix")
+    matrix.tofile(f"{directory}/matrix")
     image = cv2.GaussianBlur(chance.integers(0, 256, (4096, 4096), dtype=np.uint8), (5, 5), 0)
-    image.tofile(f"{folder}/image")
-    chance.integers(0, 256, 256 << 20, dtype=np.uint8).tofile(f"{folder}/bytes")
+    image.tofile(f"{directory}/image")
+    chance.integers(0, 256, 256 << 20, dtype=np.uint8).tofile(f"{directory}/bytes")
     kept = {}
 
     def gradient():
@@ -55,14 +55,14 @@ def main():
         assert int(ours.found) == int(kept["sum"].sum(dtype=np.uint64)), "the images differ"
 
     cases = [
-        ("transpose f64", ("transpose", "matrix", columns), "memcpy", lambda: ours.run("copy", f"{folder}/matrix"), None),
+        ("transpose f64", ("transpose", "matrix", columns), "memcpy", lambda: ours.run("copy", f"{directory}/matrix"), None),
         ("transpose f64", ("transpose", "matrix", columns), "opencv",
          lambda: timed(cv2.transpose, matrix, turned), None),
         ("sobel", ("sobel", "image", 4096), "opencv, Sobel twice", lambda: timed(gradient), same_image),
         ("sobel", ("sobel", "image", 4096), "opencv, spatialGradient", lambda: timed(both), same_image),
-        ("fingerprint", ("fingerprint", "bytes"), "memcpy", lambda: ours.run("copy", f"{folder}/bytes"), None),
+        ("fingerprint", ("fingerprint", "bytes"), "memcpy", lambda: ours.run("copy", f"{directory}/bytes"), None),
         ("scale f64 in place", ("scale-in-place", "matrix"), "cp",
-         lambda: timed(subprocess.run, ["cp", f"{folder}/matrix", f"{folder}/copy"]), None),
+         lambda: timed(subprocess.run, ["cp", f"{directory}/matrix", f"{directory}/copy"]), None),
     ]
     for name, words, peer_name, peer, check in cases:
         if options.names and not any(wanted in name for wanted in options.names):
@@ -70,16 +70,16 @@ def main():
         what, file, *number = words
         mine, theirs = [], []
         for turn in range(options.rounds + 1):
-            if os.path.exists(f"{folder}/copy"):
-                os.unlink(f"{folder}/copy")
-            pair = ours.run(what, f"{folder}/{file}", *number)
+            if os.path.exists(f"{directory}/copy"):
+                os.unlink(f"{directory}/copy")
+            pair = ours.run(what, f"{directory}/{file}", *number)
             other = peer()
             if check:
                 check()
             if turn > 0:  # the first round touches the memory
                 mine.append(pair)
                 theirs.append(other)
-        size = os.path.getsize(f"{folder}/{file}")
+        size = os.path.getsize(f"{directory}/{file}")
         line = result(mine, theirs)
         print(json.dumps({"what": name, "peer": peer_name, "bytes": size, **line,
                           "ours_gb_per_cpu_s": round(size / line["ours_cpu_s"] / 1e9, 2)}), flush=True)

@@ -41,14 +41,14 @@ def copy(source, target):
     subprocess.run(["cp", source, target], check=True)
 
 
-def cases(folder, mib):
+def cases(directory, mib):
     """Lists name, kernel with arguments, input, name of the peer, peer, and whether outputs must be equal."""
     chance = np.random.default_rng(1)
     columns = 4096
     size = mib << 20
 
     def file(name, values):
-        path = f"{folder}/{name}"
+        path = f"{directory}/{name}"
         with open(path, "wb") as to:
             for start in range(0, values.nbytes, 8 << 20):
                 to.write(memoryview(values).cast("B")[start:start + (8 << 20)])
@@ -76,14 +76,14 @@ def main():
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
     cv2.setNumThreads(1)
-    folder = f"{ROOT}/bench/out/kernels"
-    os.makedirs(folder, exist_ok=True)
+    directory = f"{ROOT}/bench/out/kernels"
+    os.makedirs(directory, exist_ok=True)
     ours = Ours()
-    for name, kernel, source, peer_name, peer, equal in cases(folder, options.mib):
+    for name, kernel, source, peer_name, peer, equal in cases(directory, options.mib):
         if options.names and not any(wanted in name for wanted in options.names):
             continue
         mine, theirs = [], []
-        outputs = [f"{folder}/ours", f"{folder}/peer"]
+        outputs = [f"{directory}/ours", f"{directory}/peer"]
         for _ in range(options.rounds):
             for output in outputs:
                 if os.path.exists(output):

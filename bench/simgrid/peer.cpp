@@ -35,7 +35,7 @@ int main(int argc, char* argv[])
       int count = 0, cores = 0;
       double rate = 0, latency = 0;
       in >> count >> cores >> rate >> latency;
-      auto* zone = sg4::create_star_zone("array");
+      auto* zone = sg4::create_star_zone("cluster");
       for (int i = 0; i < count; i++) {
         auto* host = zone->create_host("e" + std::to_string(i), 1.0)->set_core_count(cores);
         auto* up   = zone->create_link("up" + std::to_string(i), rate)->set_latency(latency);

@@ -41,7 +41,7 @@ def bars(title, unit, groups):
             f'<text x="{LEFT}" y="24" font-size="14">{title} ({unit})</text>{"".join(out)}</svg>\n')
 
 
-def write(folder, rows):
+def write(directory, rows):
     fig5 = [(row["mode"], [[("compute", row["compute_s"]), ("I/O", row["io_s"]), ("shuffling", row["shuffle_s"])]])
             for row in rows]
     fig7 = [(row["mode"], [[("compute", row["compute_s"]), ("shuffling", row["shuffle_s"])],
@@ -51,6 +51,6 @@ def write(folder, rows):
     charts = {"fig5.svg": ("Run time over all tasks", "s", fig5), "fig7a.svg": ("Node use", "s", fig7),
               "fig7b.svg": ("Bytes over links", "MB", moved)}
     for name, (title, unit, groups) in charts.items():
-        with open(os.path.join(folder, name), "w") as file:
+        with open(os.path.join(directory, name), "w") as file:
             file.write(bars(title, unit, groups))
-        print(f"wrote {os.path.join(folder, name)}")
+        print(f"wrote {os.path.join(directory, name)}")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""offline.py COMMANDS.tsv FOLDER: runs the commands of a workload in sequence in FOLDER, and prints, as JSON,
+"""offline.py COMMANDS.tsv DIRECTORY: runs the commands of a workload in sequence in DIRECTORY, and prints, as JSON,
 the wall and processor time of each command. A failed command ends the run.
 """
 import json
@@ -10,13 +10,13 @@ import time
 
 
 def main():
-    commands, folder = sys.argv[1:3]
+    commands, directory = sys.argv[1:3]
     tasks = []
     with open(commands) as file:
         lines = [line.rstrip("\n").split("\t") for line in file if line.strip()]
     for kernel, command in ((line[0], line[-1]) for line in lines):
         start = time.monotonic()
-        process = subprocess.Popen(["bash", "-c", command], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = subprocess.Popen(["bash", "-c", command], cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         error = process.stderr.read()
         _, status, usage = os.wait4(process.pid, 0)
         if status != 0:

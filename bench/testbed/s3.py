@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Minimal S3 server for the benchmarks: a folder's files are the objects of the bucket `bucket`, without authentication. Not for use.
+"""Minimal S3 server for the benchmarks: a directory's files are the objects of the bucket `bucket`, without authentication. Not for use.
 
-  bench/testbed/s3.py FOLDER HOST:PORT
+  bench/testbed/s3.py DIRECTORY HOST:PORT
 """
 import os
 import sys
@@ -19,7 +19,7 @@ def etag(path):
 
 class Objects(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    folder = "."
+    directory = "."
 
     def log_message(self, *_):
         pass
@@ -34,8 +34,8 @@ class Objects(BaseHTTPRequestHandler):
 
     def path_of(self):
         key = unquote(urlsplit(self.path).path).removeprefix("/bucket").lstrip("/")
-        path = os.path.realpath(os.path.join(self.folder, key))
-        return path if path.startswith(os.path.realpath(self.folder) + os.sep) and not key.endswith("/") else None
+        path = os.path.realpath(os.path.join(self.directory, key))
+        return path if path.startswith(os.path.realpath(self.directory) + os.sep) and not key.endswith("/") else None
 
     def content(self):
         query = parse_qs(urlsplit(self.path).query)
@@ -71,10 +71,10 @@ class Objects(BaseHTTPRequestHandler):
 
     def list(self, prefix):
         rows = []
-        for above, _, names in os.walk(self.folder):
+        for above, _, names in os.walk(self.directory):
             for name in names:
                 path = os.path.join(above, name)
-                key = os.path.relpath(path, self.folder)
+                key = os.path.relpath(path, self.directory)
                 if key.startswith(prefix):
                     quoted = xml.sax.saxutils.escape(key)
                     rows.append(f"<Contents><Key>{quoted}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
@@ -99,7 +99,7 @@ class Objects(BaseHTTPRequestHandler):
 
 
 def main():
-    Objects.folder, address = sys.argv[1], sys.argv[2]
+    Objects.directory, address = sys.argv[1], sys.argv[2]
     host, port = address.rsplit(":", 1)
     ThreadingHTTPServer((host, int(port)), Objects).serve_forever()
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Runs one workload offline and inside the array on the paper's testbed (AnalyzeThis, Fig. 4), and prints Figs. 5 and 7.
+"""Runs one workload offline and inside the cluster on the paper's testbed (AnalyzeThis, Fig. 4), and prints Figs. 5 and 7.
 
   testbed.py WORKLOAD_DIR [--nodes 4] [--client-cores 1] [--node-cores 0.25] [--rate-mbit 1000] [--runs 1]
 
 WORKLOAD_DIR contains `data/` (the input files), `job.conf` (a job script with the workdir /work) and `commands.tsv` (the same tasks
 as `kernel<TAB>command`, in a possible order of execution). See bench/README.md.
 
-Offline: the client runs the commands in sequence in the mounted folder; all bytes of its reads and writes cross its link. In the
-array: the client submits the job script. All runs start with the inputs in the array and cold client caches. Needs root. Results:
+Offline: the client runs the commands in sequence in the mounted directory; all bytes of its reads and writes cross its link. In the
+cluster: the client submits the job script. All runs start with the inputs in the cluster and cold client caches. Needs root. Results:
 OUT/results.jsonl, OUT/fig5.svg, OUT/fig7a.svg, OUT/fig7b.svg and tables on standard output.
 """
 import argparse
@@ -30,19 +30,19 @@ def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
-class Array:
+class Cluster:
     """Server, nodes and a mounting client, each on its own host."""
 
-    def __init__(self, options, folder, server_flags=(), client_mbit=None, tls="on", kinds=None, objects=None):
-        """`kinds`: cores and flags of each node, if nodes differ. `objects`: a folder that is the bucket of an object store on its
+    def __init__(self, options, directory, server_flags=(), client_mbit=None, tls="on", kinds=None, objects=None):
+        """`kinds`: cores and flags of each node, if nodes differ. `objects`: a directory that is the bucket of an object store on its
         own host; the rate of its link is the sum of those of all nodes, and flags name its address as `{store}`."""
-        self.options, self.folder, self.server_flags, self.tls = options, folder, server_flags, tls
+        self.options, self.directory, self.server_flags, self.tls = options, directory, server_flags, tls
         self.kinds = kinds or [(options.node_cores, ())] * options.nodes
-        shutil.rmtree(folder, ignore_errors=True)
-        os.makedirs(folder)
-        self.mount_point = os.path.join(folder, "mnt")
+        shutil.rmtree(directory, ignore_errors=True)
+        os.makedirs(directory)
+        self.mount_point = os.path.join(directory, "mnt")
         self.mount_process = None
-        self.token = os.path.join(folder, "server", "token")
+        self.token = os.path.join(directory, "server", "token")
         self.network = Network(f"tidemill{os.getpid()}", options.rate_mbit)
         try:
             self.client = self.network.add("client", options.client_cores, client_mbit)
@@ -66,20 +66,20 @@ class Array:
         self.kinds = [(cores, tuple(flag.replace("{store}", self.store) for flag in flags)) for cores, flags in self.kinds]
 
     def _start(self):
-        server = [self.options.binary, "--tls", self.tls, "server", "--folder", os.path.join(self.folder, "server"), "--listen",
+        server = [self.options.binary, "--tls", self.tls, "server", "--data-dir", os.path.join(self.directory, "server"), "--listen",
                   f"{self.server.address}:{PORT}", "--host-cores", "1", "--host-listen", f"{self.server.address}:0",
                   *self.server_flags]
         self.server.start(*server, log=self._log("server"))
         wait("the server", lambda: os.path.exists(self.token))
         for number, host in enumerate(self.nodes):
-            host.start(*self.program, "node", "--id", str(number), "--folder",
-                       os.path.join(self.folder, f"node{number}"), "--listen", f"{host.address}:{PORT}", "--cores", "1",
+            host.start(*self.program, "node", "--id", str(number), "--data-dir",
+                       os.path.join(self.directory, f"node{number}"), "--listen", f"{host.address}:{PORT}", "--cores", "1",
                        "--link", str(self.options.rate_mbit * 125_000), *self.kinds[number][1], log=self._log(f"node{number}"))
         up = lambda: sum(e["up"] for e in self.ask("status")["nodes"]) >= len(self.nodes) + 1
         wait("the nodes", up)
 
     def _log(self, name):
-        return os.path.join(self.folder, f"{name}.log")
+        return os.path.join(self.directory, f"{name}.log")
 
     def tidemill(self, *args):
         return self.client.call(*self.program, *args)
@@ -100,7 +100,7 @@ class Array:
             subprocess.run(["umount", "-l", self.mount_point], capture_output=True)
 
     def fill(self, data):
-        """Copies the input files into the array through the mount, and mounts again, so that nothing is cached."""
+        """Copies the input files into the cluster through the mount, and mounts again, so that nothing is cached."""
         self.mount()
         self.client.call("mkdir", "-p", os.path.join(self.mount_point, "work"))
         self.client.call("cp", "-r", os.path.join(data, "."), os.path.join(self.mount_point, "work"))
@@ -119,46 +119,46 @@ class Array:
 
     @undisturbed()
     def remove(self):
-        """Ends all processes, and removes the folder."""
+        """Ends all processes, and removes the directory."""
         self.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def bytes_since(array, before):
-    return {name: now - before[name] for name, now in array.sent().items()}
+def bytes_since(cluster, before):
+    return {name: now - before[name] for name, now in cluster.sent().items()}
 
 
-def offline(array, commands):
+def offline(cluster, commands):
     """Runs the commands on the client through the mount. Compute is the processor time, and I/O is the rest of the wall time."""
-    array.mount()
-    before, start = array.sent(), time.monotonic()
-    runner = [sys.executable, os.path.join(HERE, "offline.py"), commands, os.path.join(array.mount_point, "work")]
-    tasks = json.loads(array.client.call(*runner))
-    array.unmount()  # written bytes have left the client only when the file is sealed
+    cluster.mount()
+    before, start = cluster.sent(), time.monotonic()
+    runner = [sys.executable, os.path.join(HERE, "offline.py"), commands, os.path.join(cluster.mount_point, "work")]
+    tasks = json.loads(cluster.client.call(*runner))
+    cluster.unmount()  # written bytes have left the client only when the file is sealed
     wall = time.monotonic() - start
     compute = sum(task["cpu_s"] for task in tasks)
-    moved = bytes_since(array, before)
+    moved = bytes_since(cluster, before)
     return {"mode": "offline", "wall_s": wall, "compute_s": compute, "io_s": max(0.0, wall - compute), "shuffle_s": 0.0,
             "link_bytes": sum(moved.values()), "links": moved, "tasks": len(tasks)}
 
 
-def in_array(array, script, policy):
-    before, start = array.sent(), time.monotonic()
-    job = array.ask("submit", "--no-cache", script, "--policy", policy)["job"]
+def in_cluster(cluster, script, policy):
+    before, start = cluster.sent(), time.monotonic()
+    job = cluster.ask("submit", "--no-cache", script, "--policy", policy)["job"]
     while True:
-        state = array.ask("jobs", str(job))
+        state = cluster.ask("jobs", str(job))
         if state["state"] not in ("running", "waiting"):
             break
         time.sleep(0.2)
-    moved = bytes_since(array, before)
+    moved = bytes_since(cluster, before)
     if state["state"] != "done":
-        raise RuntimeError(f"job {job} under {policy}: {state['state']}\n{array.tidemill('logs', str(job))}")
+        raise RuntimeError(f"job {job} under {policy}: {state['state']}\n{cluster.tidemill('logs', str(job))}")
     tasks = state["tasks"]
     busy = {}
     for task in tasks:
         busy[task["node"]] = busy.get(task["node"], 0.0) + (task["end"] - task["start"]) / 1e9
-    hosts = {e["node"] for e in array.ask("status")["nodes"] if e["role"] == "host"}
-    stores = [busy.get(i, 0.0) for i in range(len(array.nodes))]
+    hosts = {e["node"] for e in cluster.ask("status")["nodes"] if e["role"] == "host"}
+    stores = [busy.get(i, 0.0) for i in range(len(cluster.nodes))]
     return {"mode": policy, "wall_s": (state["ended"] - state["submitted"]) / 1e9, "seen_s": time.monotonic() - start,
             "compute_s": sum((t["end"] - t["kernel_start"]) / 1e9 for t in tasks),
             "shuffle_s": sum((t["kernel_start"] - t["start"]) / 1e9 for t in tasks), "io_s": 0.0,
@@ -167,19 +167,19 @@ def in_array(array, script, policy):
 
 
 def once(options, mode, run):
-    array = Array(options, os.path.join(options.out, "array"))
+    cluster = Cluster(options, os.path.join(options.out, "cluster"))
     try:
         say(f"run {run + 1}: {mode}: copying the inputs in")
-        array.fill(os.path.join(options.workload, "data"))
+        cluster.fill(os.path.join(options.workload, "data"))
         say(f"run {run + 1}: {mode}: running")
         if mode == "offline":
-            result = offline(array, os.path.join(options.workload, "commands.tsv"))
+            result = offline(cluster, os.path.join(options.workload, "commands.tsv"))
         else:
-            result = in_array(array, os.path.join(options.workload, "job.conf"), mode)
+            result = in_cluster(cluster, os.path.join(options.workload, "job.conf"), mode)
         say(f"run {run + 1}: {mode}: {result['wall_s']:.1f} s, {result['link_bytes'] / 1e6:.1f} MB over links")
         return {"workload": os.path.basename(options.workload), "run": run, **result}
     finally:
-        array.close()
+        cluster.close()
 
 
 def summary(results):

@@ -9,8 +9,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = protox::compile(["proto/labels.proto"], ["proto"])?;
     tonic_prost_build::configure().compile_fds(files)?;
     let files = protox::compile(["proto/tidemill.proto"], ["proto"])?;
-    let folder = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
-    std::fs::write(folder.join("shape.rs"), shape(&files)?)?;
+    let directory = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
+    std::fs::write(directory.join("shape.rs"), shape(&files)?)?;
     tonic_prost_build::configure()
         .codec_path("crate::bounded::Bounded")
         // Sorted maps give the same message always the same bytes.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares the means of the rules with those of xarray: `check.py FOLDER`, with in/, monthly/, annual/ and perhaps cdo/ in it."""
+"""Compares the means of the rules with those of xarray: `check.py DIRECTORY`, with in/, monthly/, annual/ and perhaps cdo/ in it."""
 import pathlib
 import sys
 
@@ -8,7 +8,7 @@ import xarray as xr
 
 # Default fill value of the netCDF library, for files without `_FillValue`: `reduce` skips it, xarray and CDO do not.
 FILL = np.float32(9.969209968386869e36)
-folder = pathlib.Path(sys.argv[1])
+directory = pathlib.Path(sys.argv[1])
 
 
 def expected(path, period, filled):
@@ -24,11 +24,11 @@ def expected(path, period, filled):
 
 worst = 0
 for made, period in [("monthly", "month"), ("annual", "year"), ("cdo", "month")]:
-    files = sorted((folder / made).glob("*.nc"))
+    files = sorted((directory / made).glob("*.nc"))
     count = differ = 0
     largest = 0.0
     for path in files:
-        wanted = expected(folder / "in" / path.name, period, filled=made == "cdo")
+        wanted = expected(directory / "in" / path.name, period, filled=made == "cdo")
         with xr.open_dataset(path, decode_times=False) as data:
             got = data[path.name.split("_")[0]].values.astype("f8")
         if made != "cdo":

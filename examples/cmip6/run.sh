@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
 # Runs rules that make monthly or annual means of every new CMIP6 file, and compares all means with those of xarray.
 #
-# usage: run.sh [FOLDER]      FOLDER of get-data.sh (without FOLDER the data is fetched)
+# usage: run.sh [DIRECTORY]      DIRECTORY of get-data.sh (without DIRECTORY the data is fetched)
 #
 # TIDEMILL names the program (default: tidemill in PATH). Needs /dev/fuse and python3 with venv. If CDO is installed, its rule
-# is added. The array is in a temporary folder.
+# is added. The cluster is in a temporary directory.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 tidemill=${TIDEMILL:-tidemill}
 unset TIDEMILL_SERVER TIDEMILL_TOKEN_FILE TIDEMILL_CONFIG TIDEMILL_MOUNT_PATH
-folder=$(mktemp -d)
-export TIDEMILL_DIR=$folder/array
-trap '"$tidemill" --quiet down >/dev/null || true; rm -rf "$folder"' EXIT
-data=${1:-$folder/data}
+directory=$(mktemp -d)
+export TIDEMILL_DIR=$directory/cluster
+trap '"$tidemill" --quiet down >/dev/null || true; rm -rf "$directory"' EXIT
+data=${1:-$directory/data}
 [ -d "$data" ] || "$here/get-data.sh" "$data"
-python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet xarray cftime h5netcdf netCDF4
+python3 -m venv "$directory/venv"
+"$directory/venv/bin/pip" install --quiet xarray cftime h5netcdf netCDF4
 
 "$tidemill" --quiet up --nodes 4 >/dev/null
-mount=$folder/array/mnt
+mount=$directory/cluster/mnt
 "$tidemill" mkdir /cmip6
 "$tidemill" mkdir /cmip6/in
 rules="monthly annual"
@@ -41,4 +41,4 @@ for rule in $rules; do
   echo "$rule: $(count "$rule") files"
   "$tidemill" rule log "$rule" --state failed | tail -n +2
 done
-"$folder/venv/bin/python" "$here/check.py" "$mount/cmip6"
+"$directory/venv/bin/python" "$here/check.py" "$mount/cmip6"

@@ -1,5 +1,5 @@
 /* Multiplies all numbers of a file (doubles in the byte order of the machine) by a scalar: dscal INPUT OUTPUT SCALAR.
- * The program has no knowledge of stripes, nodes or arrays. */
+ * The program has no knowledge of stripes, nodes or clusters. */
 #include <stdio.h>
 #include <stdlib.h>
 

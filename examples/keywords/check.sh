@@ -3,7 +3,7 @@
 #
 # usage: check.sh DATA RESULT
 #
-#   DATA     folder of get-data.sh
+#   DATA     directory of get-data.sh
 #   RESULT   keywords.tsv of the job or of offline.sh
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)

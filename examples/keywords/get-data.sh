@@ -1,13 +1,13 @@
 #!/bin/bash
 # Unpacks the Linux sources of Debian's package, and packs their C files into groups.
 #
-# usage: get-data.sh [--cache DIR] [--part FOLDER] [--groups N] OUT
+# usage: get-data.sh [--cache DIR] [--part DIRECTORY] [--groups N] OUT
 #
 #   OUT/tree     the .c and .h files of the package
-#   OUT/input    files for the array: N groups (default 32), the list of keywords and the two kernels
+#   OUT/input    files for the cluster: N groups (default 32), the list of keywords and the two kernels
 #
-# --part selects one folder of the sources, such as kernel (12 MB) or fs (42 MB); all folders have 1.2 GB.
-# Downloads are kept in DIR (default: tidemill in the user's cache folder). A second run does nothing.
+# --part selects one directory of the sources, such as kernel (12 MB) or fs (42 MB); all directories have 1.2 GB.
+# Downloads are kept in DIR (default: tidemill in the user's cache directory). A second run does nothing.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
@@ -55,7 +55,7 @@ if [ "$(cat "$out/.complete" 2>/dev/null)" = "$stamp" ]; then
 fi
 rm -rf "$out/.complete" "$out/tree" "$out/input"
 mkdir -p "$out/tree" "$out/input"
-echo "keywords: unpacking ${part:-all folders} of $(basename "$(package)")"
+echo "keywords: unpacking ${part:-all directories} of $(basename "$(package)")"
 top=$(basename "$(package)")
 top=${top%%_*}
 dpkg-deb --fsys-tarfile "$(package)" | tar -xO "./usr/src/$top.tar.xz" |

@@ -3,7 +3,7 @@
 
 usage: make-groups.py TREE OUT N      writes OUT/group-000.txt and so on
 
-A group contains the text of the files of some folders. A task reads one group, which is one object of
+A group contains the text of the files of some directories. A task reads one group, which is one object of
 megabytes. Thousands of objects of a few kilobytes would take longer to open than to read.
 """
 

@@ -1,10 +1,10 @@
 #!/bin/bash
-# Runs the job's tasks in sequence in a plain folder, as users do without an array.
+# Runs the job's tasks in sequence in a plain directory, as users do without a cluster.
 #
 # usage: offline.sh WORKDIR DATA
 #
-#   WORKDIR   folder of the groups and results; missing files are copied from DATA
-#   DATA      folder of get-data.sh and make-job.py
+#   WORKDIR   directory of the groups and results; missing files are copied from DATA
+#   DATA      directory of get-data.sh and make-job.py
 set -euo pipefail
 if [ $# != 2 ]; then
   sed -n '2,4p' "$0" >&2

@@ -17,21 +17,21 @@ import grpc
 import labels_pb2 as pb
 import labels_pb2_grpc as service
 
-FOLDER = os.environ.get("TIDEMILL_LABELS", f"/dev/shm/tidemill-labels-{os.getuid()}")
+DIRECTORY = os.environ.get("TIDEMILL_LABELS", f"/dev/shm/tidemill-labels-{os.getuid()}")
 
 
 def connect():
     """Connects to this user's agent, and starts the agent if none runs."""
     for _ in range(100):
         # Without this option, gRPC would use the path of the socket as the name of the host.
-        channel = grpc.insecure_channel(f"unix:{FOLDER}/agent.sock", options=[("grpc.default_authority", "localhost")])
+        channel = grpc.insecure_channel(f"unix:{DIRECTORY}/agent.sock", options=[("grpc.default_authority", "localhost")])
         try:
             grpc.channel_ready_future(channel).result(timeout=1)
             return service.LabelsStub(channel)
         except grpc.FutureTimeoutError:
             channel.close()
             subprocess.run([os.environ.get("TIDEMILL", "tidemill"), "agent", "--detach"], check=True)
-    raise SystemExit("no agent comes up: see agent.log in " + FOLDER)
+    raise SystemExit("no agent comes up: see agent.log in " + DIRECTORY)
 
 
 def publish_all(key, labels):

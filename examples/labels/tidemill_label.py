@@ -4,7 +4,7 @@
     app = App("simulation")
     written = app.write("tidemill:/run/step-1", 0, data)
     ...                       # the program continues to compute
-    written.wait()            # afterwards the bytes are in the array, visible for all
+    written.wait()            # afterwards the bytes are in the cluster, visible for all
 
 TIDEMILL_LABEL_LIBRARY names the library; without it the system searches for libtidemill_label.so.
 """
@@ -131,7 +131,7 @@ class Subscription:
             raise _failed()
 
     def next(self, seconds=None):
-        """Returns the next address. Raises TimeoutError, or an OSError with EOVERFLOW if the array has dropped the oldest arrivals."""
+        """Returns the next address. Raises TimeoutError, or an OSError with EOVERFLOW if the cluster has dropped the oldest arrivals."""
         buffer = ctypes.create_string_buffer(_ADDRESS_BYTES)
         if _next(self.handle, buffer, _ADDRESS_BYTES, -1 if seconds is None else int(seconds * 1000)) < 0:
             raise _failed()

@@ -3,8 +3,8 @@
 
 usage: check-inputs.py DATA
 
-Runs every task in a new folder with only the declared inputs, keeps only the declared outputs, and
-compares the mosaic with that of a plain run (offline.sh) in one folder.
+Runs every task in a new directory with only the declared inputs, keeps only the declared outputs, and
+compares the mosaic with that of a plain run (offline.sh) in one directory.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def run(command, folder):
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+def run(command, directory):
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
     if done.returncode != 0 or 'stat="ERROR"' in done.stdout:
         sys.exit(f"{' '.join(command)} failed: {done.stdout}{done.stderr}")
 
@@ -28,7 +28,7 @@ def run(command, folder):
 def main():
     data = pathlib.Path(sys.argv[1]).resolve()
     here = pathlib.Path(__file__).resolve().parent
-    # The folder is in DATA, so that hard links are possible.
+    # The directory is in DATA, so that hard links are possible.
     with tempfile.TemporaryDirectory(dir=data) as scratch:
         scratch = pathlib.Path(scratch)
         store = scratch / "store"
@@ -60,7 +60,7 @@ def main():
         for result in ("mosaic.fits", "mosaic.png"):
             apart, together = digest(store / result), digest(plain / result)
             if apart != together:
-                sys.exit(f"{result} differs: {apart} task by task, {together} in one folder")
+                sys.exit(f"{result} differs: {apart} task by task, {together} in one directory")
             print(f"{apart}  {result}")
 
 

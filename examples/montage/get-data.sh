@@ -7,7 +7,7 @@
 #   OUT/plan     region.hdr pimages.tbl cimages.tbl fitlist.tbl: further inputs of the tasks
 #   OUT/tables   tables for make-job.py only
 #
-# Downloads are kept in DIR (default: tidemill in the user's cache folder). A second run does nothing.
+# Downloads are kept in DIR (default: tidemill in the user's cache directory). A second run does nothing.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 

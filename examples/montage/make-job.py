@@ -3,8 +3,8 @@
 
 usage: make-job.py DATA WORKDIR
 
-  DATA      folder of get-data.sh
-  WORKDIR   folder of the array for the files of DATA/images and DATA/plan, such as /montage
+  DATA      directory of get-data.sh
+  WORKDIR   directory of the cluster for the files of DATA/images and DATA/plan, such as /montage
 
 Writes DATA/montage.conf, the job script, and DATA/commands.tsv, the same tasks for offline.sh and
 check-inputs.py. The columns of commands.tsv are name, inputs, outputs and command, with spaces between

@@ -14,9 +14,9 @@ import sys
 import ipac
 
 
-def run(*command, folder):
+def run(*command, directory):
     """Runs a tool of Montage. These tools also report errors in their output."""
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
     if done.returncode != 0 or 'stat="ERROR"' in done.stdout:
         sys.exit(f"plan: {' '.join(command)} failed: {done.stdout}{done.stderr}")
 
@@ -46,14 +46,14 @@ def main():
     plan.mkdir(exist_ok=True)
     names = sorted(path.name for path in images.glob("*.fits"))
     (tables / "list.tbl").write_text(list_table(names))
-    run("mImgtbl", "-t", "list.tbl", str(images), "images.tbl", folder=tables)
-    run("mMakeHdr", "images.tbl", "region.hdr", folder=tables)
+    run("mImgtbl", "-t", "list.tbl", str(images), "images.tbl", directory=tables)
+    run("mMakeHdr", "images.tbl", "region.hdr", directory=tables)
     header = tables / "region.hdr"
     header.write_text(header.read_text().replace("BITPIX  = -64", "BITPIX  = -32"))
     raw = ("images.tbl", "region.hdr", "rimages.tbl", "pimages.tbl", "cimages.tbl")
-    run("mDAGTbls", *raw, folder=tables)
+    run("mDAGTbls", *raw, directory=tables)
     # The pixel size is from images.tbl, as mDAGTbls rounds it in its own table.
-    run("mOverlaps", "images.tbl", "diffs.tbl", folder=tables)
+    run("mOverlaps", "images.tbl", "diffs.tbl", directory=tables)
     for name in ("region.hdr", "pimages.tbl", "cimages.tbl"):
         shutil.copy(tables / name, plan / name)
     (plan / "fitlist.tbl").write_text(fit_list(tables))

@@ -2,7 +2,7 @@
  * writes the common result.
  *
  *   mpicc -shared -fPIC -o extremes.so extremes.c
- *   cp extremes.so ~/array/lib/
+ *   cp extremes.so ~/cluster/lib/
  *   tidemill hook add '/run/*.f64' --mpi --map /lib/extremes.so --output 'extremes/${stem}.txt'
  */
 #include <mpi.h>

@@ -1,8 +1,8 @@
 /* Shallow-water model of a small rotating sea. It writes its state into a new netCDF file every few steps.
  *
- *   model FOLDER SIDE FILES STEPS MILLISECONDS
+ *   model DIRECTORY SIDE FILES STEPS MILLISECONDS
  *
- * The model writes FOLDER/sea-0001.nc and so on, after every STEPS steps of 20 s, with SIDE x SIDE cells of 5 km. MILLISECONDS is the
+ * The model writes DIRECTORY/sea-0001.nc and so on, after every STEPS steps of 20 s, with SIDE x SIDE cells of 5 km. MILLISECONDS is the
  * shortest time for a file, to imitate a larger model. At the start, the water has a mound and a hollow.
  *
  * The model computes the depth and two velocities with rotation, in vector-invariant form, on a periodic C-grid, forward-backward in time:
@@ -119,10 +119,10 @@ static uint32_t header_size(void) {
     return size;
 }
 
-static int put(const char *folder, int count, double seconds) {
+static int put(const char *directory, int count, double seconds) {
     char path[4096];
     uint32_t begin = header_size();
-    snprintf(path, sizeof path, "%s/sea-%04d.nc", folder, count);
+    snprintf(path, sizeof path, "%s/sea-%04d.nc", directory, count);
     FILE *file = fopen(path, "wb");
     if (!file || !begin) return perror(path), 1;
     header(file, seconds, begin);
@@ -141,7 +141,7 @@ static double now(void) {
 }
 
 int main(int count, char **argument) {
-    if (count != 6) return fprintf(stderr, "usage: model FOLDER SIDE FILES STEPS MILLISECONDS\n"), 2;
+    if (count != 6) return fprintf(stderr, "usage: model DIRECTORY SIDE FILES STEPS MILLISECONDS\n"), 2;
     side = atoi(argument[2]);
     int files = atoi(argument[3]), steps = atoi(argument[4]);
     double pause = atof(argument[5]) / 1000;

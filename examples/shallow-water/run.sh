@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs the model in a folder of the array, with hooks that analyse each file as soon as the model has closed it.
+# Runs the model in a directory of the cluster, with hooks that analyse each file as soon as the model has closed it.
 #
 # usage: run.sh [FILES [SIDE]]     number of files (default 30), one per second, of SIDE x SIDE cells (default 256)
 #
-# Needs a running array (`tidemill up --burst FOLDER`), a C compiler and python3. TIDEMILL names the program
+# Needs a running cluster (`tidemill up --burst DIRECTORY`), a C compiler and python3. TIDEMILL names the program
 # (default: tidemill in PATH).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -11,7 +11,7 @@ files=${1:-30} side=${2:-256} tidemill=${TIDEMILL:-tidemill}
 milliseconds=${MILLISECONDS_EACH:-1000}
 
 mount=$("$tidemill" --json up | python3 -c 'import json, sys; print(json.load(sys.stdin)["mount"])')
-[ -d "$mount/.tidemill" ] || { echo "run.sh: the array is not mounted" >&2; exit 1; }
+[ -d "$mount/.tidemill" ] || { echo "run.sh: the cluster is not mounted" >&2; exit 1; }
 sea=$mount/sea
 model=$(mktemp)
 trap 'rm -f "$model"' EXIT

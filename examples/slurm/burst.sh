@@ -3,7 +3,7 @@
 # stores the outputs after the job has ended. The job's script has directives, with %j for the job's number:
 #
 #   #TM stage /input/era5            copy all files below the path into the burst tier
-#   #TM reserve 100GB /run/%j        reserve space in the burst tier for new files below the folder; make the folder if it is missing
+#   #TM reserve 100GB /run/%j        reserve space in the burst tier for new files below the directory; make the directory if it is missing
 #   #TM drain /run/%j                store all files below the path
 #   #TM release /run/%j              store these files, and remove them from the burst tier
 #
@@ -11,7 +11,7 @@
 #
 # The commands have the rights of the job's user. If the prolog fails, Slurm holds the job in the queue; the log of slurmctld has the
 # messages. The epilog reports files that are not stored yet; these drain later without further commands. TIDEMILL_* of the
-# environment, or /etc/tidemill.toml, name the array.
+# environment, or /etc/tidemill.toml, name the cluster.
 set -euo pipefail
 
 when=${1:-}
@@ -28,9 +28,9 @@ as_user() {
   if [ "$(id -un)" = "$user" ]; then "$@"; else setpriv --reuid "$(id -u "$user")" --regid "$(id -g "$user")" --init-groups "$@"; fi
 }
 
-# reserve SIZE FOLDER
+# reserve SIZE DIRECTORY
 reserve() {
-  as_user tidemill mkdir -p "$2" && as_user tidemill stage reserve "$1" --folder "$2" --wait && reserved+=("$2")
+  as_user tidemill mkdir -p "$2" && as_user tidemill stage reserve "$1" --path "$2" --wait && reserved+=("$2")
 }
 
 failed=0

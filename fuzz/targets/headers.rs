@@ -6,12 +6,12 @@ use std::io;
 use libfuzzer_sys::fuzz_target;
 use tidemill_format::time::Units;
 use tidemill_format::csv::Csv;
-use tidemill_format::{Folder, Header, Range, Store, columns, pieces, zarr, zip::Zip};
+use tidemill_format::{Directory, Header, Range, Store, columns, pieces, zarr, zip::Zip};
 
 /// Zarr with all metadata in one file, and with chunks of some bytes.
 struct One<'a>(&'a str, &'a [u8]);
 
-impl Folder for One<'_> {
+impl Directory for One<'_> {
     fn size(&self, path: &str) -> io::Result<Option<u64>> {
         let metadata = [".zmetadata", ".zarray", "zarr.json", ".zgroup"].contains(&path);
         Ok(if path == self.0 { Some(self.1.len() as u64) } else { (!metadata).then_some(99) })
@@ -32,7 +32,7 @@ impl Folder for One<'_> {
     }
 }
 
-/// Folder of a few files. In the input, each file follows the number of its name.
+/// Directory of a few files. In the input, each file follows the number of its name.
 struct Many<'a>(Vec<(&'static str, &'a [u8])>);
 
 const NAMES: [&str; 12] = [
@@ -47,13 +47,13 @@ impl<'a> Many<'a> {
     }
 
     fn file(&self, path: &str) -> Option<&'a [u8]> {
-        // For any metadata, the reader never asks for a path above the folder.
+        // For any metadata, the reader never asks for a path above the directory.
         assert!(!path.starts_with('/') && !path.split('/').any(|name| name == ".."), "{path}");
         self.0.iter().find(|(name, _)| *name == path).map(|(_, file)| *file)
     }
 }
 
-impl Folder for Many<'_> {
+impl Directory for Many<'_> {
     fn size(&self, path: &str) -> io::Result<Option<u64>> {
         Ok(self.file(path).map(|file| file.len() as u64))
     }
@@ -118,9 +118,9 @@ fuzz_target!(|bytes: &[u8]| {
     let file = bytes.to_vec();
     let (kind, bytes) = bytes.split_first().unwrap_or((&0, &[]));
     if let Some(name) = ["zarr.json", ".zmetadata", ".zarray"].get(usize::from(*kind)) {
-        let folder = One(name, bytes);
-        if let Ok(header) = zarr::read(&folder) {
-            look(&header, Store::Folder(&folder), 99.max(bytes.len() as u64));
+        let directory = One(name, bytes);
+        if let Ok(header) = zarr::read(&directory) {
+            look(&header, Store::Directory(&directory), 99.max(bytes.len() as u64));
         }
         return;
     }
@@ -135,16 +135,16 @@ fuzz_target!(|bytes: &[u8]| {
         return text(bytes);
     }
     if *kind == 5 {
-        let folder = Many::of(bytes);
-        if let Ok(header) = zarr::read(&folder) {
-            look(&header, Store::Folder(&folder), bytes.len() as u64);
+        let directory = Many::of(bytes);
+        if let Ok(header) = zarr::read(&directory) {
+            look(&header, Store::Directory(&directory), bytes.len() as u64);
         }
         return;
     }
     if let Ok(header) = tidemill_format::read(&file) {
         match Zip::open(&file) {
             Ok(zip) if matches!(header.format, tidemill_format::Format::Zarr(_)) => {
-                look(&header, Store::Folder(&zip), file.len() as u64);
+                look(&header, Store::Directory(&zip), file.len() as u64);
             }
             _ => look(&header, Store::File(&file), file.len() as u64),
         }

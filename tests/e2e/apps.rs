@@ -1,6 +1,6 @@
 //! Tests applications that submit asynchronous requests. Semantics: docs/labels.md.
 
-use crate::array::{Array, Options, OtherMount, wait};
+use crate::cluster::{Cluster, Options, OtherMount, wait};
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::fs::{DirBuilderExt, chown};
 use std::os::unix::process::CommandExt;
@@ -12,30 +12,30 @@ pub(crate) const USER: u32 = 1234;
 
 pub(crate) struct Labels {
     mount: PathBuf,
-    pub(crate) folder: PathBuf,
+    pub(crate) directory: PathBuf,
     user: u32,
 }
 
 impl Labels {
-    pub(crate) fn of(array: &Array, user: u32) -> Self {
-        let folder = array.path(&format!("labels-{user}"));
+    pub(crate) fn of(cluster: &Cluster, user: u32) -> Self {
+        let directory = cluster.path(&format!("labels-{user}"));
         std::fs::DirBuilder::new()
             .mode(0o700)
-            .create(&folder)
+            .create(&directory)
             .unwrap();
-        chown(&folder, Some(user), Some(user)).unwrap();
+        chown(&directory, Some(user), Some(user)).unwrap();
         Self {
-            mount: array.at(""),
-            folder,
+            mount: cluster.at(""),
+            directory,
             user,
         }
     }
 
-    /// Uses an existing folder.
-    pub(crate) fn again(array: &Array, user: u32, folder: PathBuf) -> Self {
+    /// Uses an existing directory.
+    pub(crate) fn again(cluster: &Cluster, user: u32, directory: PathBuf) -> Self {
         Self {
-            mount: array.at(""),
-            folder,
+            mount: cluster.at(""),
+            directory,
             user,
         }
     }
@@ -45,7 +45,7 @@ impl Labels {
         let library = tidemill.with_file_name("deps/libtidemill_label.so");
         let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/labels");
         let mut command = Command::new(program);
-        command.env("TIDEMILL_LABELS", &self.folder);
+        command.env("TIDEMILL_LABELS", &self.directory);
         command.env("TIDEMILL_MOUNT", &self.mount);
         command.env("TIDEMILL", tidemill);
         command.env("TIDEMILL_LABEL_LIBRARY", library);
@@ -82,7 +82,7 @@ impl Labels {
 
     /// Returns whether scripts of jobs were left.
     fn has_scripts(&self) -> bool {
-        let mut left = std::fs::read_dir(&self.folder).unwrap();
+        let mut left = std::fs::read_dir(&self.directory).unwrap();
         left.any(|entry| {
             entry
                 .unwrap()
@@ -153,8 +153,8 @@ print('all', flush=True)
 sys.stdin.readline()
 ";
 
-fn check_published(array: &Array) {
-    let read = |name: String| std::fs::read_to_string(array.at(&name)).unwrap();
+fn check_published(cluster: &Cluster) {
+    let read = |name: String| std::fs::read_to_string(cluster.at(&name)).unwrap();
     for file in 0..FILES {
         let numbers = (file..STEPS).step_by(FILES);
         let expected: String = numbers.map(|n| format!("{n:099}\n")).collect();
@@ -168,11 +168,11 @@ fn check_published(array: &Array) {
 /// once.
 #[test]
 fn published_labels_run_once_despite_kills() {
-    let Some(array) = Array::with(Options::default()) else {
+    let Some(cluster) = Cluster::with(Options::default()) else {
         return;
     };
-    array.sh("mkdir w && chmod 777 w");
-    let labels = Labels::of(&array, USER);
+    cluster.sh("mkdir w && chmod 777 w");
+    let labels = Labels::of(&cluster, USER);
     let mut program = labels.python_reading(PUBLISHES, Stdio::piped());
     let mut out = program.stdout.take().unwrap();
     while line(&mut out) != "all" {
@@ -186,8 +186,8 @@ fn published_labels_run_once_despite_kills() {
     program.wait().unwrap();
     labels.start_agent();
     labels.wait_until_done();
-    check_published(&array);
-    let owner = array.sh("stat -c %u w/log");
+    check_published(&cluster);
+    let owner = cluster.sh("stat -c %u w/log");
     assert_eq!(owner.trim(), USER.to_string());
 }
 
@@ -212,20 +212,20 @@ print('got all')
 /// down. The bytes are stored after the restart, although the writing program has ended.
 #[test]
 fn put_into_room_is_read_at_once_despite_kills() {
-    let Some(mut array) = Array::with(Options::default()) else {
+    let Some(mut cluster) = Cluster::with(Options::default()) else {
         return;
     };
-    array.run(&["room", "create", "r"]);
-    array.sh("chown 1234:1234 rooms/r");
-    let labels = Labels::of(&array, USER);
+    cluster.run(&["room", "create", "r"]);
+    cluster.sh("chown 1234:1234 rooms/r");
+    let labels = Labels::of(&cluster, USER);
     let gets = labels.python(GETS);
     let mut puts = labels.python_reading(PUTS, Stdio::piped());
     let mut out = puts.stdout.take().unwrap();
     loop {
         match line(&mut out).as_str() {
             "all" => break,
-            "299" => array.kill_server(),
-            "499" => array.start_server(),
+            "299" => cluster.kill_server(),
+            "499" => cluster.start_server(),
             _ => labels.kill_agent(),
         }
     }
@@ -235,13 +235,13 @@ fn put_into_room_is_read_at_once_despite_kills() {
     puts.kill().unwrap();
     puts.wait().unwrap();
     // Other users see stored files, and can get the files that they may read.
-    let stranger = Labels::of(&array, 65534);
+    let stranger = Labels::of(&cluster, 65534);
     let said = stranger
         .said_by("try: app.get('room:/r/599')\nexcept OSError as error: print(error.errno)\n");
     assert_ne!(said, "");
     labels.start_agent();
     labels.wait_until_done();
-    let sizes = array.sh("cd rooms/r; cat last; for n in $(seq 0 599); do stat -c %s $n; done");
+    let sizes = cluster.sh("cd rooms/r; cat last; for n in $(seq 0 599); do stat -c %s $n; done");
     let expected: String = (0..600)
         .map(|n| format!("{}\n", 9 * (1 + n % 400)))
         .collect();
@@ -252,19 +252,19 @@ app.put('room:/r/a', b'mine').wait()
 subprocess.run(['sh', '-c', f'echo theirs > {app_mount}/rooms/r/b; mv {app_mount}/rooms/r/b {app_mount}/rooms/r/a'], check=True)
 print(app.get('room:/r/a').decode())
 ";
-    let mount = format!("app_mount = {:?}\n", array.at("").display().to_string());
+    let mount = format!("app_mount = {:?}\n", cluster.at("").display().to_string());
     assert_eq!(labels.said_by(&format!("{mount}{by_others}")), "theirs\n\n");
 }
 
-/// While the mount is down, labels wait, and no file of theirs is written into the folder below the mountpoint.
+/// While the mount is down, labels wait, and no file of theirs is written into the directory below the mountpoint.
 #[test]
 fn labels_wait_for_unmounted_mount() {
-    let Some(mut array) = Array::with(Options::default()) else {
+    let Some(mut cluster) = Cluster::with(Options::default()) else {
         return;
     };
-    let folder = array.at("");
+    let directory = cluster.at("");
     {
-        let labels = Labels::of(&array, 0);
+        let labels = Labels::of(&cluster, 0);
         labels.said_by("app.write('tidemill:/a', 0, b'before').wait()");
         labels.kill_agent();
         labels.said_by(
@@ -274,34 +274,37 @@ for n in range(100): app.append('tidemill:/b', b'%09d\\n' % n)
         );
         labels.kill_agent();
     }
-    array.kill_mount();
+    cluster.kill_mount();
     // The Linux kernel may still have the mount, without a process that serves it.
     let mut unmount = Command::new("umount");
     let _ = unmount
         .arg("-l")
-        .arg(&folder)
+        .arg(&directory)
         .stderr(Stdio::null())
         .status();
     let labels = Labels {
-        mount: array.at(""),
-        folder: array.path("labels-0"),
+        mount: cluster.at(""),
+        directory: cluster.path("labels-0"),
         user: 0,
     };
     labels.start_agent();
     std::thread::sleep(std::time::Duration::from_millis(300));
     // There is one file, which explains this, and no other.
-    let below: Vec<_> = std::fs::read_dir(&folder).unwrap().collect();
-    assert!(below.len() <= 1 && !folder.join("b").exists(), "{below:?}");
+    let below: Vec<_> = std::fs::read_dir(&directory).unwrap().collect();
+    assert!(
+        below.len() <= 1 && !directory.join("b").exists(),
+        "{below:?}"
+    );
     drop(labels);
-    array.start_mount();
+    cluster.start_mount();
     let labels = Labels {
-        mount: array.at(""),
-        folder: array.path("labels-0"),
+        mount: cluster.at(""),
+        directory: cluster.path("labels-0"),
         user: 0,
     };
     labels.start_agent();
     labels.wait_until_done();
-    let log = std::fs::read_to_string(array.at("b")).unwrap();
+    let log = std::fs::read_to_string(cluster.at("b")).unwrap();
     let expected: String = (0..100).map(|n| format!("{n:09}\n")).collect();
     assert_eq!(log, expected);
 }
@@ -309,12 +312,12 @@ for n in range(100): app.append('tidemill:/b', b'%09d\\n' % n)
 /// After a successful wait all hosts see the bytes. A user without write permission gets an error that names the user.
 #[test]
 fn waited_label_is_visible_on_other_hosts_with_user_rights() {
-    let Some(array) = Array::with(Options::default()) else {
+    let Some(cluster) = Cluster::with(Options::default()) else {
         return;
     };
-    array.sh("mkdir w own && chmod 777 w && chmod 700 own");
-    let other = OtherMount::start(&array, "m1");
-    let labels = Labels::of(&array, USER);
+    cluster.sh("mkdir w own && chmod 777 w && chmod 700 own");
+    let other = OtherMount::start(&cluster, "m1");
+    let labels = Labels::of(&cluster, USER);
     let there = other.path.join("w/f");
     let script = format!(
         "
@@ -345,10 +348,10 @@ fn label_reports_errors_of_close() {
         capacity: Some("40MB"),
         ..Options::default()
     };
-    let Some(array) = Array::with(options) else {
+    let Some(cluster) = Cluster::with(options) else {
         return;
     };
-    let labels = Labels::of(&array, 0);
+    let labels = Labels::of(&cluster, 0);
     labels.said_by(
         "
 import time
@@ -376,11 +379,11 @@ for size, labels in (8000000, 1), (3000000, 1), (500000, 6):
 /// Each analysis fails alone, with its reason.
 #[test]
 fn analyses_run_in_order_with_labels() {
-    let Some(array) = Array::with(Options::default()) else {
+    let Some(cluster) = Cluster::with(Options::default()) else {
         return;
     };
-    array.sh("mkdir w own && chmod 777 w && chmod 700 own");
-    let labels = Labels::of(&array, USER);
+    cluster.sh("mkdir w own && chmod 777 w && chmod 700 own");
+    let labels = Labels::of(&cluster, USER);
     let said = labels.said_by(
         "
 for n in range(5): app.append('tidemill:/w/in', b'%d\\n' % n)
@@ -402,8 +405,8 @@ for wrong in [own, label('nosuchkernel'), label('wc', ['-l', 'none'], ['tidemill
               label('a | '), app.job('none'), label('true', stdout='tidemill:/w/other'), label('cat', outputs=[out, out])]:
     try: wrong.wait(); print('done')
     except OSError as error: print(error)
-own_folder = App('folder', os.environ['TIDEMILL_MOUNT'] + '/w')
-try: own_folder.analyse('true', outputs=['tidemill:/x'])
+own_directory = App('directory', os.environ['TIDEMILL_MOUNT'] + '/w')
+try: own_directory.analyse('true', outputs=['tidemill:/x'])
 except OSError as error: print(error)
 for wrong in [dict(outputs=[]), dict(outputs=['/etc/x']), dict(inputs=['s3://x/y']), dict(result=1 << 40), dict(args=['x' * (17 << 20)])]:
     try: label('true', **wrong); print('published')
@@ -420,7 +423,7 @@ for wrong in [dict(outputs=[]), dict(outputs=['/etc/x']), dict(inputs=['s3://x/y
         "script:",
         "other",
         "lines",
-        "is not where an array is mounted",
+        "is not where a cluster is mounted",
         "an analysis needs an output",
         "is no address",
         "is no address",
@@ -443,14 +446,14 @@ for wrong in [dict(outputs=[]), dict(outputs=['/etc/x']), dict(inputs=['s3://x/y
 }
 
 /// Checks that the energy of an application's analyses is that of their jobs.
-fn check_energy(array: &Array, labels: &Labels, runs: usize) {
+fn check_energy(cluster: &Cluster, labels: &Labels, runs: usize) {
     let app = labels.known()["applications"][0]["energy"].clone();
     assert_eq!(
         (&app["runs"], &app["runs_unknown"]),
         (&runs.into(), &0.into()),
         "{app}"
     );
-    let jobs = array.json(&["jobs", "--all"]);
+    let jobs = cluster.json(&["jobs", "--all"]);
     let drew = |job: &serde_json::Value| job["energy"]["joules_above_idle"].as_f64().unwrap();
     let jobs: f64 = jobs.as_array().unwrap().iter().map(drew).sum();
     let app = app["joules_above_idle"].as_f64().unwrap();
@@ -481,7 +484,7 @@ time.sleep(600)
 /// once.
 #[test]
 fn analysis_becomes_one_job_despite_kills_and_is_cancelled() {
-    let Some(mut array) = Array::with(Options {
+    let Some(mut cluster) = Cluster::with(Options {
         node_args: ["--busy-power=100 W", "--idle-power=50 W"]
             .map(str::to_owned)
             .into(),
@@ -489,15 +492,15 @@ fn analysis_becomes_one_job_despite_kills_and_is_cancelled() {
     }) else {
         return;
     };
-    array.sh("mkdir w && chmod 777 w");
-    let labels = Labels::of(&array, USER);
+    cluster.sh("mkdir w && chmod 777 w");
+    let labels = Labels::of(&cluster, USER);
     let mut program = labels.python(ANALYSES);
     assert_eq!(line(program.stdout.as_mut().unwrap()), "done");
-    check_energy(&array, &labels, 10);
+    check_energy(&cluster, &labels, 10);
     program.kill().unwrap();
     program.wait().unwrap();
     let jobs = || {
-        array
+        cluster
             .sh(&format!("cat .tidemill/{USER}/joblist"))
             .lines()
             .count()
@@ -521,20 +524,20 @@ for label in [long, other, behind]:
     );
     let mut out = program.stdout.take().unwrap();
     assert_eq!(line(&mut out), "begun");
-    let folder = labels.folder.clone();
+    let directory = labels.directory.clone();
     drop(labels);
-    array.kill_server();
-    array.start_server();
+    cluster.kill_server();
+    cluster.start_server();
     assert_eq!(line(&mut out), libc_canceled());
     let labels = Labels {
-        mount: array.at(""),
-        folder,
+        mount: cluster.at(""),
+        directory,
         user: USER,
     };
     // Another user cancels the jobs.
-    let list = array.sh(&format!("cat .tidemill/{USER}/joblist"));
+    let list = cluster.sh(&format!("cat .tidemill/{USER}/joblist"));
     for job in list.lines().filter_map(|line| line.rsplit_once(' ')) {
-        array.run(&["cancel", job.1]);
+        cluster.run(&["cancel", job.1]);
     }
     assert_eq!(
         (line(&mut out), line(&mut out)),
@@ -548,20 +551,20 @@ for label in [long, other, behind]:
 /// A key makes repeated and concurrent submissions one job, and only for its user.
 #[test]
 fn job_with_submission_key_is_submitted_once() {
-    let Some(array) = Array::with(Options::default()) else {
+    let Some(cluster) = Cluster::with(Options::default()) else {
         return;
     };
-    array.sh("mkdir w && chmod 777 w");
+    cluster.sh("mkdir w && chmod 777 w");
     let script = |output: &str| {
         format!(
             "name = \"j\"; workdir = \"/w\"; once = \"word\"; \
              tasks = ( {{ name = \"t\"; kernel = \"true\"; output = [ \"{output}\" ]; stdout = \"{output}\"; }} );"
         )
     };
-    let path = array.path("once.conf");
+    let path = cluster.path("once.conf");
     std::fs::write(&path, script("x")).unwrap();
     let submit = || {
-        let mut command = array.tidemill();
+        let mut command = cluster.tidemill();
         let output = command.args(["--json", "submit"]).arg(&path).output();
         let output = output.unwrap();
         assert!(output.status.success(), "{output:?}");
@@ -574,14 +577,14 @@ fn job_with_submission_key_is_submitted_once() {
         jobs.collect()
     });
     assert_eq!(jobs, vec![jobs[0]; 4]);
-    array.done(jobs[0]);
+    cluster.done(jobs[0]);
     // The output exists, so a new submission would be refused; a repeated one does not check it.
     assert_eq!(
-        (submit(), array.submit(&script("none/x"))),
+        (submit(), cluster.submit(&script("none/x"))),
         (jobs[0], jobs[0])
     );
-    array.sh(&format!("echo '{}' > w/theirs.conf", script("y")));
-    let labels = Labels::of(&array, USER);
+    cluster.sh(&format!("echo '{}' > w/theirs.conf", script("y")));
+    let labels = Labels::of(&cluster, USER);
     labels.said_by(
         "
 at = os.environ['TIDEMILL_MOUNT']
@@ -591,11 +594,11 @@ try: say('cancel', 'nothing'); assert False
 except OSError as error: assert error.errno == 22
 ",
     );
-    let list = array.sh(&format!("cat .tidemill/{USER}/joblist"));
+    let list = cluster.sh(&format!("cat .tidemill/{USER}/joblist"));
     assert_eq!(list.lines().count(), 1, "{list}");
     // The submission key is deleted with the job.
-    assert!(array.run(&["jobs", "--delete", &jobs[0].to_string()]).ok);
-    array.sh("rm w/x");
+    assert!(cluster.run(&["jobs", "--delete", &jobs[0].to_string()]).ok);
+    cluster.sh("rm w/x");
     assert_ne!(submit(), jobs[0]);
 }
 

@@ -1,7 +1,7 @@
 //! Tests events of new files: `subscribe`, labels that wait for files, `tidemill watch`. Semantics: docs/labels.md.
 
 use crate::apps::{Labels, USER, line};
-use crate::array::{Array, Options, OtherMount, wait};
+use crate::cluster::{Cluster, Options, OtherMount, wait};
 use std::io::Read;
 use std::path::Path;
 use std::process::Stdio;
@@ -46,21 +46,21 @@ left = app.arrival('tidemill:/w/never')
 print('left', flush=True)
 ";
 
-fn again(array: &Array, folder: &Path) -> Labels {
-    Labels::again(array, USER, folder.to_owned())
+fn again(cluster: &Cluster, directory: &Path) -> Labels {
+    Labels::again(cluster, USER, directory.to_owned())
 }
 
 /// A thousand files appear in one moment, next to files that the user may not read, while agent and server are killed.
-/// Each file is reported once, in the order of the array, and once more from a cursor.
+/// Each file is reported once, in the order of the cluster, and once more from a cursor.
 #[test]
 fn arrivals_report_each_file_once_in_order_despite_kills() {
-    let Some(mut array) = Array::with(Options::default()) else {
+    let Some(mut cluster) = Cluster::with(Options::default()) else {
         return;
     };
-    array.sh("mkdir run && chmod 755 run && mkdir closed && chmod 700 closed");
-    let folder = array.path(&format!("labels-{USER}"));
+    cluster.sh("mkdir run && chmod 755 run && mkdir closed && chmod 700 closed");
+    let directory = cluster.path(&format!("labels-{USER}"));
     let (mut program, mut out, begin) = {
-        let labels = Labels::of(&array, USER);
+        let labels = Labels::of(&cluster, USER);
         let mut program = labels.python(SUBSCRIBES);
         let mut out = program.stdout.take().unwrap();
         let begin = line(&mut out);
@@ -68,17 +68,17 @@ fn arrivals_report_each_file_once_in_order_despite_kills() {
     };
     let make = "for i in $(seq 500); do echo $i > run/step-$i; echo > closed/$i; done; (umask 077; echo > run/private)";
     std::thread::scope(|scope| {
-        let made = scope.spawn(|| array.sh(make));
+        let made = scope.spawn(|| cluster.sh(make));
         while !made.is_finished() {
             // Dropping this value ends the agent; a waiting program starts another.
-            drop(again(&array, &folder));
+            drop(again(&cluster, &directory));
             std::thread::sleep(std::time::Duration::from_millis(100));
         }
     });
-    array.kill_server();
-    drop(again(&array, &folder));
-    array.start_server();
-    array.sh("mkdir new; for i in $(seq 500); do echo $i > new/step-$i; done; mv new run/late; echo > run/end");
+    cluster.kill_server();
+    drop(again(&cluster, &directory));
+    cluster.start_server();
+    cluster.sh("mkdir new; for i in $(seq 500); do echo $i > new/step-$i; done; mv new run/late; echo > run/end");
     let mut told = String::new();
     out.read_to_string(&mut told).unwrap();
     assert!(program.wait().unwrap().success());
@@ -88,7 +88,7 @@ fn arrivals_report_each_file_once_in_order_despite_kills() {
         .map(|path| path.strip_prefix("tidemill:/run/").unwrap_or(path))
         .collect();
     sorted.sort_unstable();
-    // Before the rename, the folder was reported as well, if a process received the event in time.
+    // Before the rename, the directory was reported as well, if a process received the event in time.
     sorted.retain(|path| !path.starts_with("tidemill:/new/step-"));
     let mut expected: Vec<String> = (1..=500)
         .flat_map(|i| [format!("step-{i}"), format!("late/step-{i}")])
@@ -98,7 +98,7 @@ fn arrivals_report_each_file_once_in_order_despite_kills() {
     assert_eq!(sorted, expected);
     // From the start, with the command line as root: all present files, in the same order.
     let user = |path: &&str| !path.starts_with("/closed/") && *path != "/run/private";
-    let known = array.run(&["watch", "/**", "--from", &begin, "--count", "1502"]);
+    let known = cluster.run(&["watch", "/**", "--from", &begin, "--count", "1502"]);
     let known: Vec<&str> = known.out.lines().filter(user).collect();
     let own: Vec<&str> = told
         .iter()
@@ -107,7 +107,7 @@ fn arrivals_report_each_file_once_in_order_despite_kills() {
         .collect();
     assert_eq!(own, known);
     // A reader that was offline has missed no file; a reader that was offline for too long gets an error.
-    let later = again(&array, &folder).said_by(&format!(
+    let later = again(&cluster, &directory).said_by(&format!(
         "
 files = app.subscribe('tidemill:/run/step-*', '{begin}')
 print(len([files.next() for n in range(500)]))
@@ -130,19 +130,20 @@ print(files.next())
 /// A label runs after a file of another user has arrived. A cancelled label does not run.
 #[test]
 fn labels_follow_arrival_of_files_of_others() {
-    let Some(array) = Array::with(Options::default()) else {
+    let Some(cluster) = Cluster::with(Options::default()) else {
         return;
     };
-    array.sh("mkdir w own && chmod 777 w && chmod 700 own && echo old > w/step-0 && mkdir w/below");
-    let other = OtherMount::start(&array, "m1");
-    let labels = Labels::of(&array, USER);
+    cluster
+        .sh("mkdir w own && chmod 777 w && chmod 700 own && echo old > w/step-0 && mkdir w/below");
+    let other = OtherMount::start(&cluster, "m1");
+    let labels = Labels::of(&cluster, USER);
     let mut program = labels.python(FOLLOWS);
     let mut out = program.stdout.take().unwrap();
     assert_eq!(line(&mut out), "ready");
     assert_eq!(line(&mut out), "waits");
     let there = other.path.join("w");
-    // The file does not have a matching name before it is complete, and is not in a folder that the user may not enter.
-    array.sh(&format!(
+    // The file does not have a matching name before it is complete, and is not in a directory that the user may not enter.
+    cluster.sh(&format!(
         "cd {}; echo > ../own/step-9; printf '1\\n2\\n' > part; mv part step-1; echo > below/end",
         there.display()
     ));
@@ -166,13 +167,13 @@ fn labels_follow_arrival_of_files_of_others() {
     }
     // Labels that wait for files are cancelled when their application has ended.
     labels.wait_until_done();
-    assert!(!array.at("w/follows").exists());
+    assert!(!cluster.at("w/follows").exists());
     // The same with the command line.
-    let mut watch = array.tidemill();
+    let mut watch = cluster.tidemill();
     let watch = watch.args(["--json", "watch", "/w/late", "--count", "1"]);
     let watch = watch.stdout(Stdio::piped()).spawn().unwrap();
     wait("it watches", || {
-        array.sh("rm -f w/late; echo > w/late");
+        cluster.sh("rm -f w/late; echo > w/late");
         std::thread::sleep(std::time::Duration::from_millis(100));
         std::fs::read_to_string(format!("/proc/{}/stat", watch.id()))
             .is_ok_and(|stat| stat.contains(") Z "))

@@ -1,13 +1,13 @@
 //! Tests mappers that are users' programs: components read the pieces of a file that the mapper reports, and if a mapper fails in any
 //! way, the job reports the reason.
 
-use crate::array::{Array, Options, wait};
 use crate::chance::Chance;
+use crate::cluster::{Cluster, Options, wait};
 use rustix::process::Signal;
 use std::process::Command;
 
-fn array() -> Option<Array> {
-    Array::with(Options {
+fn cluster() -> Option<Cluster> {
+    Cluster::with(Options {
         nodes: 3,
         remote: true,
         ..Options::default()
@@ -31,14 +31,14 @@ done
 echo ']}'
 "#;
 
-/// Stores a shell script in the array.
-fn script(array: &Array, name: &str, text: &str) {
-    std::fs::write(array.at(name), text).unwrap();
-    array.sh(&format!("chmod +x {name}"));
+/// Stores a shell script in the cluster.
+fn script(cluster: &Cluster, name: &str, text: &str) {
+    std::fs::write(cluster.at(name), text).unwrap();
+    cluster.sh(&format!("chmod +x {name}"));
 }
 
 /// Makes a striped file of pieces, and returns their contents: 1000 numbers each, big-endian and compressed.
-fn with_pieces(array: &Array) -> Vec<i32> {
+fn with_pieces(cluster: &Cluster) -> Vec<i32> {
     let mut chance = Chance(11);
     let (mut numbers, mut body, mut line) = (Vec::new(), Vec::new(), String::new());
     for piece in 0..12 {
@@ -46,7 +46,7 @@ fn with_pieces(array: &Array) -> Vec<i32> {
             .map(|_| i32::try_from(chance.next(1 << 20)).unwrap())
             .collect();
         let bytes: Vec<u8> = own.iter().flat_map(|one| one.to_be_bytes()).collect();
-        let plain = array.path("plain");
+        let plain = cluster.path("plain");
         std::fs::write(&plain, bytes).unwrap();
         let packed = Command::new("gzip")
             .arg("-nc")
@@ -63,9 +63,9 @@ fn with_pieces(array: &Array) -> Vec<i32> {
     let mut all = line.into_bytes();
     all.resize(4096, b'\n');
     all.extend(body);
-    let local = array.path("pieces");
+    let local = cluster.path("pieces");
     std::fs::write(&local, all).unwrap();
-    let said = array.run(&[
+    let said = cluster.run(&[
         "put",
         "--stripe",
         "4096,3",
@@ -78,9 +78,9 @@ fn with_pieces(array: &Array) -> Vec<i32> {
 
 #[test]
 fn program_mapper_defines_input_of_components() {
-    let Some(array) = array() else { return };
-    let numbers = with_pieces(&array);
-    script(&array, "map", MAPPER);
+    let Some(cluster) = cluster() else { return };
+    let numbers = with_pieces(&cluster);
+    script(&cluster, "map", MAPPER);
     let values = r#""variable": "x", "dtype": "int32", "order": "big", "chunk": [1000], "codecs": ["gzip"],"#;
     let mapper = |settings: &str| {
         let words = format!("program:map '{settings}'");
@@ -94,12 +94,12 @@ fn program_mapper_defines_input_of_components() {
         ))
     };
     let expected: Vec<u8> = numbers.iter().flat_map(|one| one.to_ne_bytes()).collect();
-    let told = array.done(array.submit(&task("piece", values)));
+    let told = cluster.done(cluster.submit(&task("piece", values)));
     assert_eq!(told["tasks"].as_array().unwrap().len(), 12, "{told:#}");
-    array.sh("cat piece/* > all");
-    assert_eq!(std::fs::read(array.at("all")).unwrap(), expected);
+    cluster.sh("cat piece/* > all");
+    assert_eq!(std::fs::read(cluster.at("all")).unwrap(), expected);
     // Each component runs where most of its bytes are: not even pieces across stripes are transferred completely.
-    let layout = array.json(&["layout", "/pieces"]);
+    let layout = cluster.json(&["layout", "/pieces"]);
     let size = layout["size"].as_u64().unwrap();
     let tasks = told["tasks"].as_array().unwrap();
     let moved = tasks
@@ -111,29 +111,29 @@ fn program_mapper_defines_input_of_components() {
         r#"name = "sum"; kernel = "sum"; args = [ "dtype=i32" ]; per = "part"; mapper = "{}"; input = [ "pieces" ]; output = [ "sum" ];"#,
         mapper(values)
     ));
-    array.done(array.submit(&sum));
-    let sum: i64 = array.sh("cat sum").trim().parse().unwrap();
+    cluster.done(cluster.submit(&sum));
+    let sum: i64 = cluster.sh("cat sum").trim().parse().unwrap();
     assert_eq!(sum, numbers.iter().map(|one| i64::from(*one)).sum::<i64>());
     // Without a type, pieces are plain bytes.
-    array.done(array.submit(&task("part", "")));
-    let held = array.sh("head -n 1 pieces");
+    cluster.done(cluster.submit(&task("part", "")));
+    let held = cluster.sh("head -n 1 pieces");
     let lengths = held.split_whitespace().map(|piece| {
         let (begin, end) = piece.split_once(':').unwrap();
         end.parse::<u64>().unwrap() - begin.parse::<u64>().unwrap()
     });
-    let read: u64 = array.sh("cat part/* | wc -c").trim().parse().unwrap();
+    let read: u64 = cluster.sh("cat part/* | wc -c").trim().parse().unwrap();
     assert_eq!(read, lengths.sum::<u64>());
     // The mapper gets the layout of the file, and sees that file and nothing else; a dry run runs it, too.
     script(
-        &array,
+        &cluster,
         "show",
         "#!/bin/sh\nls >&2; wc -c pieces >&2; echo \"$TIDEMILL_LAYOUT\" >&2; exit 7\n",
     );
     let shows = task("piece", values).replace("program:map", "program:show");
-    let path = array.path("dry.conf");
+    let path = cluster.path("dry.conf");
     std::fs::write(&path, &shows).unwrap();
-    let dry = array.run(&["submit", "--dry-run", path.to_str().unwrap()]);
-    for said in [array.try_submit(&shows), dry] {
+    let dry = cluster.run(&["submit", "--dry-run", path.to_str().unwrap()]);
+    for said in [cluster.try_submit(&shows), dry] {
         assert!(!said.ok);
         let head = format!("pieces\\nshow\\n{size} pieces\\n");
         assert!(
@@ -149,9 +149,9 @@ fn program_mapper_defines_input_of_components() {
     }
     // The printed maps have no name, and are deleted.
     wait("nothing is left of maps", || {
-        array.run(&["check", "--age", "0"]).ok
+        cluster.run(&["check", "--age", "0"]).ok
     });
-    assert!(!array.sh("ls -A").contains("tidemill-map"));
+    assert!(!cluster.sh("ls -A").contains("tidemill-map"));
 }
 
 /// Maps without their version that the server refuses, and the reasons.
@@ -198,15 +198,15 @@ const FAILING_PROGRAMS: [(&str, &str); 5] = [
 
 #[test]
 fn failing_program_mapper_is_reported() {
-    let Some(mut array) = array() else { return };
-    with_pieces(&array);
+    let Some(mut cluster) = cluster() else { return };
+    with_pieces(&cluster);
     let task = |mapper: &str| {
         job(&format!(
             r#"name = "t"; kernel = "wc"; type = "program"; args = [ "pieces" ]; per = "piece"; mapper = "{mapper}";
                input = [ "pieces" ]; output = [ "n.%piece" ]; stdout = "n.%piece"; limits = {{ time = 4; }};"#
         ))
     };
-    let size = std::fs::metadata(array.at("pieces")).unwrap().len();
+    let size = std::fs::metadata(cluster.at("pieces")).unwrap().len();
     let beyond = format!(r#""pieces":[{{"bytes":[[0,{}]]}}]"#, size + 1);
     let end = format!(
         "piece 0: bytes 0 to {} are beyond the file's end, {size}",
@@ -217,11 +217,11 @@ fn failing_program_mapper_is_reported() {
     let programs = FAILING_PROGRAMS.map(|(program, why)| (program.to_owned(), why));
     for (number, (text, expected)) in maps.chain(programs).enumerate() {
         script(
-            &array,
+            &cluster,
             &format!("m{number}"),
             &format!("#!/bin/sh\n{text}\n"),
         );
-        let said = array.try_submit(&task(&format!("program:m{number}")));
+        let said = cluster.try_submit(&task(&format!("program:m{number}")));
         assert!(!said.ok, "{text}");
         assert!(
             said.err.contains(expected)
@@ -231,49 +231,51 @@ fn failing_program_mapper_is_reported() {
             said.err
         );
     }
-    let told = |mapper: &str| array.try_submit(&task(mapper)).err;
+    let told = |mapper: &str| cluster.try_submit(&task(mapper)).err;
     assert!(told("program:no-such").contains("\"no-such\" was not found"));
     assert!(told("program:m0 | m1").contains("it is one program"));
-    let rule = array.path("r.rule");
+    let rule = cluster.path("r.rule");
     let text = r#"name = "r"; workdir = "/"; pattern = "in/*"; task = { kernel = "wc"; per = "piece"; mapper = "program:m0"; output = [ "n.%piece" ]; };"#;
     std::fs::write(&rule, text).unwrap();
-    let said = array.run(&["rule", "add", rule.to_str().unwrap()]);
+    let said = cluster.run(&["rule", "add", rule.to_str().unwrap()]);
     assert!(
         !said.ok && said.err.contains("none is run for a map here"),
         "{}",
         said.err
     );
-    the_server_is_killed_meanwhile(&mut array, &task("program:naps"));
+    the_server_is_killed_meanwhile(&mut cluster, &task("program:naps"));
 }
 
 /// The server is killed during the mapper's job: no part of the job is kept, and its mapper's job ends.
-fn the_server_is_killed_meanwhile(array: &mut Array, job: &str) {
-    script(array, "naps", "#!/bin/sh\nsleep 1\necho nothing\n");
-    let jobs = |array: &Array, state: &str| {
-        let all = array.json(&["jobs"]);
+fn the_server_is_killed_meanwhile(cluster: &mut Cluster, job: &str) {
+    script(cluster, "naps", "#!/bin/sh\nsleep 1\necho nothing\n");
+    let jobs = |cluster: &Cluster, state: &str| {
+        let all = cluster.json(&["jobs"]);
         let all = all.as_array().unwrap().iter();
         all.filter(|job| job["state"] == state).count()
     };
-    let before = array.json(&["jobs"]).as_array().unwrap().len();
-    std::fs::write(array.path("naps.conf"), job).unwrap();
-    let mut waits = array
+    let before = cluster.json(&["jobs"]).as_array().unwrap().len();
+    std::fs::write(cluster.path("naps.conf"), job).unwrap();
+    let mut waits = cluster
         .tidemill()
         .arg("submit")
-        .arg(array.path("naps.conf"))
+        .arg(cluster.path("naps.conf"))
         .spawn()
         .unwrap();
-    wait("the mapper's job is there", || jobs(array, "running") == 1);
-    array.signal_server(Signal::STOP);
+    wait("the mapper's job is there", || {
+        jobs(cluster, "running") == 1
+    });
+    cluster.signal_server(Signal::STOP);
     waits.kill().unwrap();
     waits.wait().unwrap();
-    array.kill_server();
-    array.start_server();
-    wait("it has ended", || jobs(array, "running") == 0);
-    let all = array.json(&["jobs"]);
+    cluster.kill_server();
+    cluster.start_server();
+    wait("it has ended", || jobs(cluster, "running") == 0);
+    let all = cluster.json(&["jobs"]);
     let all = all.as_array().unwrap();
     assert_eq!(all.len(), before + 1, "{all:#?}");
     assert!(all.iter().all(|job| job["name"] == "j.map"), "{all:#?}");
     wait("nothing is left of it", || {
-        array.run(&["check", "--age", "0"]).ok
+        cluster.run(&["check", "--age", "0"]).ok
     });
 }

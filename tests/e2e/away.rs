@@ -1,7 +1,7 @@
 //! Tests real processes that are killed, stopped or late: all readers read the acknowledged data, all work continues by itself, and no
 //! process waits for data that it did not request.
 
-use crate::array::{Array, Options, wait};
+use crate::cluster::{Cluster, Options, wait};
 use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -22,9 +22,9 @@ fn options(remote: bool) -> Options {
     }
 }
 
-fn rewrite(array: &Array, text: &str) {
+fn rewrite(cluster: &Cluster, text: &str) {
     for number in 0..FILES {
-        let mut file = File::create(array.at(&format!("w/f{number}"))).unwrap();
+        let mut file = File::create(cluster.at(&format!("w/f{number}"))).unwrap();
         file.write_all(text.as_bytes()).unwrap();
         file.sync_all().unwrap();
     }
@@ -34,30 +34,30 @@ fn rewrite(array: &Array, text: &str) {
 #[test]
 fn closed_file_is_readable_after_server_restart() {
     for remote in [false, true] {
-        let Some(mut array) = Array::with(options(remote)) else {
+        let Some(mut cluster) = Cluster::with(options(remote)) else {
             return;
         };
-        array.sh("mkdir w");
+        cluster.sh("mkdir w");
         let job = r#"name = "j"; workdir = "/w"; tasks = ( { name = "t"; kernel = "/bin/cat"; args = ["f7"];
             input = ["f7"]; output = ["out"]; stdout = "out"; } );"#;
         for round in 0..3 {
             let text = format!("version {round}\n");
-            rewrite(&array, &text);
-            array.kill_server();
-            array.start_server();
+            rewrite(&cluster, &text);
+            cluster.kill_server();
+            cluster.start_server();
             for number in 0..FILES {
                 let name = format!("w/f{number}");
-                assert_eq!(fs::read_to_string(array.at(&name)).unwrap(), text);
+                assert_eq!(fs::read_to_string(cluster.at(&name)).unwrap(), text);
                 wait("clients read it", || {
-                    array.run(&["cat", &format!("/{name}")]).out == text
+                    cluster.run(&["cat", &format!("/{name}")]).out == text
                 });
             }
-            array.wait_for_nodes(2);
-            fs::remove_file(array.at("w/out")).ok();
-            array.done(array.submit(job));
-            assert_eq!(array.sh("cat w/out"), text);
+            cluster.wait_for_nodes(2);
+            fs::remove_file(cluster.at("w/out")).ok();
+            cluster.done(cluster.submit(job));
+            assert_eq!(cluster.sh("cat w/out"), text);
         }
-        let status = array.sh("cat .tidemill/status");
+        let status = cluster.sh("cat .tidemill/status");
         assert!(status.starts_with("unsealed 0\n"), "{status}");
     }
 }
@@ -66,40 +66,40 @@ fn closed_file_is_readable_after_server_restart() {
 #[test]
 fn server_restart_fails_no_operation() {
     for remote in [false, true] {
-        let Some(mut array) = Array::with(options(remote)) else {
+        let Some(mut cluster) = Cluster::with(options(remote)) else {
             return;
         };
         let stop = Arc::new(AtomicBool::new(false));
         let workers: Vec<_> = (0..4)
             .map(|worker| {
-                let folder = array.at(&format!("d{worker}"));
+                let directory = cluster.at(&format!("d{worker}"));
                 let stop = stop.clone();
-                std::thread::spawn(move || work(&folder, &stop))
+                std::thread::spawn(move || work(&directory, &stop))
             })
             .collect();
         for _ in 0..4 {
             std::thread::sleep(Duration::from_millis(700));
-            array.kill_server();
-            array.start_server();
+            cluster.kill_server();
+            cluster.start_server();
         }
         stop.store(true, Ordering::Release);
         for worker in workers {
             assert!(worker.join().unwrap() > 0);
         }
         assert_eq!(
-            array.sh("ls -A d0 d1 d2 d3 | grep -v '^d[0-3]:' | grep -v '^$' || true"),
+            cluster.sh("ls -A d0 d1 d2 d3 | grep -v '^d[0-3]:' | grep -v '^$' || true"),
             ""
         );
     }
 }
 
 /// Makes, moves and removes files until `stop` is set; returns the number of repetitions. No operation may fail.
-fn work(folder: &Path, stop: &AtomicBool) -> usize {
+fn work(directory: &Path, stop: &AtomicBool) -> usize {
     let says = |what: &str, outcome: std::io::Result<()>| {
-        outcome.unwrap_or_else(|error| panic!("{what} in {}: {error}", folder.display()));
+        outcome.unwrap_or_else(|error| panic!("{what} in {}: {error}", directory.display()));
     };
-    says("mkdir", fs::create_dir(folder));
-    let (a, b) = (folder.join("a"), folder.join("b"));
+    says("mkdir", fs::create_dir(directory));
+    let (a, b) = (directory.join("a"), directory.join("b"));
     let mut rounds = 0;
     while !stop.load(Ordering::Acquire) {
         says("mkdir", fs::create_dir(&a));
@@ -121,28 +121,28 @@ fn work(folder: &Path, stop: &AtomicBool) -> usize {
 #[test]
 fn hung_node_blocks_only_its_own_files() {
     let nodes = 3;
-    let Some(array) = Array::with(Options {
+    let Some(cluster) = Cluster::with(Options {
         nodes,
         ..options(true)
     }) else {
         return;
     };
-    array.sh(
+    cluster.sh(
         "for e in 0 1 2; do mkdir e$e; setfattr -n user.tidemill.node -v $e e$e; done; mkdir any",
     );
-    array.sh("echo before > e1/before");
+    cluster.sh("echo before > e1/before");
     wait("it is sealed", || {
-        array.run(&["cat", "/e1/before"]).out == "before\n"
+        cluster.run(&["cat", "/e1/before"]).out == "before\n"
     });
-    array.signal_node(0, Signal::STOP);
-    let stuck = array.at("e0/stuck");
+    cluster.signal_node(0, Signal::STOP);
+    let stuck = cluster.at("e0/stuck");
     let stuck = std::thread::spawn(move || fs::write(stuck, "stuck"));
-    let path = array.at("");
+    let path = cluster.at("");
     let (done, finished) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         for number in 0..12 {
-            for folder in ["e1", "e2", "any"] {
-                fs::write(path.join(format!("{folder}/n{number}")), "new").unwrap();
+            for directory in ["e1", "e2", "any"] {
+                fs::write(path.join(format!("{directory}/n{number}")), "new").unwrap();
             }
         }
         assert_eq!(
@@ -153,45 +153,47 @@ fn hung_node_blocks_only_its_own_files() {
     });
     // These operations end before the blocked one times out: its 30 s began first.
     finished.recv_timeout(Duration::from_secs(29)).unwrap();
-    array.signal_node(0, Signal::CONT);
+    cluster.signal_node(0, Signal::CONT);
     stuck.join().unwrap().unwrap();
-    for folder in ["e1", "e2", "any"] {
+    for directory in ["e1", "e2", "any"] {
         for number in 0..12 {
-            let name = format!("/{folder}/n{number}");
-            wait("it is sealed", || array.run(&["cat", &name]).out == "new");
+            let name = format!("/{directory}/n{number}");
+            wait("it is sealed", || cluster.run(&["cat", &name]).out == "new");
         }
     }
     wait("it is sealed", || {
-        array.run(&["cat", "/e0/stuck"]).out == "stuck"
+        cluster.run(&["cat", "/e0/stuck"]).out == "stuck"
     });
 }
 
 /// The file can't be sealed, and the Linux kernel has forgotten its names. It blocks only directories above it.
 #[test]
 fn unsealable_file_blocks_no_other_directory() {
-    let Some(mut array) = Array::with(options(false)) else {
+    let Some(mut cluster) = Cluster::with(options(false)) else {
         return;
     };
-    array.sh("mkdir -p e1/in other; setfattr -n user.tidemill.node -v 1 e1");
-    let mut file = File::create(array.at("e1/in/f")).unwrap();
+    cluster.sh("mkdir -p e1/in other; setfattr -n user.tidemill.node -v 1 e1");
+    let mut file = File::create(cluster.at("e1/in/f")).unwrap();
     file.write_all(b"before").unwrap();
-    array.kill_node(1);
+    cluster.kill_node(1);
     drop(file);
     // Only root can make the kernel forget the names; it may forget them without that, too.
     let _ = fs::write("/proc/sys/vm/drop_caches", "2");
-    array.sh("mv other moved");
-    array.start_node(1);
+    cluster.sh("mv other moved");
+    cluster.start_node(1);
     wait("it is sealed", || {
-        array.run(&["cat", "/e1/in/f"]).out == "before"
+        cluster.run(&["cat", "/e1/in/f"]).out == "before"
     });
 }
 
 /// Ctrl-C and SIGKILL end programs that wait for a stopped server, in any operation.
 #[test]
 fn programs_end_while_the_server_is_stopped() {
-    let Some(array) = Array::start() else { return };
-    array.sh("echo text > f");
-    array.signal_server(Signal::STOP);
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("echo text > f");
+    cluster.signal_server(Signal::STOP);
     // One program handles the signal itself, the others do not.
     let python =
         "import os, sys\ntry: os.mkdir(sys.argv[1])\nexcept KeyboardInterrupt: os._exit(7)";
@@ -208,7 +210,7 @@ fn programs_end_while_the_server_is_stopped() {
             let mut child = Command::new("env")
                 .args(["--default-signal=INT", program])
                 .args(&arguments)
-                .arg(array.at("new"))
+                .arg(cluster.at("new"))
                 .stdout(Stdio::null())
                 .spawn()
                 .unwrap();
@@ -237,26 +239,26 @@ fn programs_end_while_the_server_is_stopped() {
             assert_eq!((ended.code(), ended.signal()), expected, "{program}");
         }
     }
-    array.signal_server(Signal::CONT);
-    assert_eq!(array.sh("cat f"), "text\n");
+    cluster.signal_server(Signal::CONT);
+    assert_eq!(cluster.sh("cat f"), "text\n");
 }
 
 /// A mount that starts before the server waits for it.
 #[test]
 fn mount_may_start_before_server() {
-    let Some(mut array) = Array::with(Options {
+    let Some(mut cluster) = Cluster::with(Options {
         mount: false,
         ..Options::default()
     }) else {
         return;
     };
-    array.kill_server();
-    array.spawn_mount();
+    cluster.kill_server();
+    cluster.spawn_mount();
     wait("the mount says what it waits for", || {
-        array.log("mount.log").contains("waiting for the server")
+        cluster.log("mount.log").contains("waiting for the server")
     });
-    array.start_server();
-    array.wait_for_mount();
-    array.wait_for_nodes(2);
-    array.sh("echo x > f; cat f");
+    cluster.start_server();
+    cluster.wait_for_mount();
+    cluster.wait_for_nodes(2);
+    cluster.sh("echo x > f; cat f");
 }

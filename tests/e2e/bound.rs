@@ -1,7 +1,7 @@
-//! Tests folders that are bound to stores: objects are found, changed and deleted in the store; files are written, deleted and processed
-//! in the array; processes are killed.
+//! Tests directories that are bound to stores: objects are found, changed and deleted in the store; files are written, deleted and processed
+//! in the cluster; processes are killed.
 
-use crate::array::{Array, Options, wait};
+use crate::cluster::{Cluster, Options, wait};
 use crate::stand_in::StandIn;
 use serde_json::Value;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -9,8 +9,8 @@ use std::path::PathBuf;
 
 const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 
-pub(crate) fn bare(nodes: usize) -> Option<Array> {
-    Array::with(Options {
+pub(crate) fn bare(nodes: usize) -> Option<Cluster> {
+    Cluster::with(Options {
         nodes,
         mount: false,
         ..Options::default()
@@ -19,7 +19,7 @@ pub(crate) fn bare(nodes: usize) -> Option<Array> {
 
 /// Two nodes that store, and node 2, whose files are in an object store, below `top`; bridge `cloud` leads to `top/data`.
 pub(crate) struct Cloud {
-    pub(crate) array: Array,
+    pub(crate) cluster: Cluster,
     pub(crate) store: StandIn,
     /// Index of the last node, which has that store.
     pub(crate) last: usize,
@@ -36,18 +36,18 @@ impl Cloud {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let store = runtime.block_on(StandIn::start());
         store.state().key = Some("me".into());
-        let mut array = bare(nodes)?;
-        let keys = array.path("keys");
+        let mut cluster = bare(nodes)?;
+        let keys = cluster.path("keys");
         let text = "access_key_id = \"me\"\nsecret_access_key = \"hush\"\n";
         std::fs::write(&keys, text).unwrap();
         std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
         let address = store.address.clone();
-        array.add_node(&arguments(&array, &address).each_ref().map(String::as_str));
-        array.start_mount();
+        cluster.add_node(&arguments(&cluster, &address).each_ref().map(String::as_str));
+        cluster.start_mount();
         let uri = format!("s3://bucket/top/data?endpoint=http://{address}");
-        array.json(&["bridge", "add", "cloud", &uri]);
+        cluster.json(&["bridge", "add", "cloud", &uri]);
         Some(Self {
-            array,
+            cluster,
             store,
             last: nodes,
             _runtime: runtime,
@@ -72,7 +72,7 @@ impl Cloud {
     }
 
     pub(crate) fn refresh(&self) -> Value {
-        self.array.json(&["bridge", "refresh", "cloud"])["bound"].clone()
+        self.cluster.json(&["bridge", "refresh", "cloud"])["bound"].clone()
     }
 
     /// Removes all objects from the store, and returns them.
@@ -81,62 +81,65 @@ impl Cloud {
     }
 
     pub(crate) fn restart_node(&mut self) {
-        let arguments = arguments(&self.array, &self.store.address);
-        self.array
+        let arguments = arguments(&self.cluster, &self.store.address);
+        self.cluster
             .restart_node(self.last, &arguments.each_ref().map(String::as_str));
     }
 }
 
-fn arguments(array: &Array, address: &str) -> [String; 4] {
+fn arguments(cluster: &Cluster, address: &str) -> [String; 4] {
     [
         "--outside".into(),
         format!("s3://bucket/top?endpoint=http://{address}"),
         "--outside-keys".into(),
-        array.path("keys").display().to_string(),
+        cluster.path("keys").display().to_string(),
     ]
 }
 
-pub(crate) fn version(array: &Array, path: &str) -> u64 {
-    array.json(&["layout", path])["version"].as_u64().unwrap()
+pub(crate) fn version(cluster: &Cluster, path: &str) -> u64 {
+    cluster.json(&["layout", path])["version"].as_u64().unwrap()
 }
 
-pub(crate) fn fired(array: &Array, rule: &str) -> u64 {
-    let shown = array.json(&["rule", "show", rule]);
+pub(crate) fn fired(cluster: &Cluster, rule: &str) -> u64 {
+    let shown = cluster.json(&["rule", "show", rule]);
     shown["firings"]["done"].as_u64().unwrap_or_default()
 }
 
 #[test]
-fn bound_folder_lists_store_and_jobs_name_it_by_bridge() {
+fn bound_directory_lists_store_and_jobs_name_it_by_bridge() {
     let Some(cloud) = Cloud::start() else { return };
-    let array = &cloud.array;
+    let cluster = &cloud.cluster;
     cloud.put("a.txt", "one\n");
     cloud.put("deep/er/ä b.txt", "two\n");
     cloud.put("x//y", "no name of a file");
     cloud.put(&"n".repeat(300), "too long");
     let job = r#"name = "copy"; workdir = "/"; tasks = ( { name = "copy"; kernel = "/bin/sh";
         args = ["-c", "cat cloud/a.txt > cloud/out.txt"]; input = ["/bridges/cloud/a.txt"]; output = ["/bridges/cloud/out.txt"]; } );"#;
-    let said = array.try_submit(job);
+    let said = cluster.try_submit(job);
     assert!(said.err.contains("bridge bind cloud"), "{}", said.err);
     let rule = r#"name = "count"; workdir = "/"; pattern = "/bridges/cloud/(?<n>[a-z]+).txt";
         task = { kernel = "/bin/sh"; args = [ "-c", "wc -c < \"$1\"", "sh", "${file}" ]; output = [ "out/${n}" ]; stdout = "out/${n}"; };"#;
-    std::fs::write(array.path("rule"), rule).unwrap();
-    let rule = array.path("rule").display().to_string();
-    let said = array.run(&["rule", "add", &rule]);
+    std::fs::write(cluster.path("rule"), rule).unwrap();
+    let rule = cluster.path("rule").display().to_string();
+    let said = cluster.run(&["rule", "add", &rule]);
     assert!(
         !said.ok && said.err.contains("bridge bind cloud"),
         "{}",
         said.err
     );
-    let stranger = format!("{STRANGER} {:?} bridge bind cloud /cloud", array.tidemill());
-    assert!(!array.try_sh(&stranger).ok);
-    for folder in ["/", "/bridges/cloud", "/a/../b"] {
+    let stranger = format!(
+        "{STRANGER} {:?} bridge bind cloud /cloud",
+        cluster.tidemill()
+    );
+    assert!(!cluster.try_sh(&stranger).ok);
+    for directory in ["/", "/bridges/cloud", "/a/../b"] {
         assert!(
-            !array.run(&["bridge", "bind", "cloud", folder]).ok,
-            "{folder}"
+            !cluster.run(&["bridge", "bind", "cloud", directory]).ok,
+            "{directory}"
         );
     }
 
-    let told = array.json(&[
+    let told = cluster.json(&[
         "bridge", "bind", "cloud", "/cloud", "--every", "0", "--mode", "640",
     ]);
     let told = &told["bound"];
@@ -146,49 +149,52 @@ fn bound_folder_lists_store_and_jobs_name_it_by_bridge() {
         "{told}"
     );
     assert_eq!(
-        array.sh("cat cloud/a.txt 'cloud/deep/er/ä b.txt'"),
+        cluster.sh("cat cloud/a.txt 'cloud/deep/er/ä b.txt'"),
         "one\ntwo\n"
     );
-    let about = std::fs::metadata(array.at("cloud/a.txt")).unwrap();
+    let about = std::fs::metadata(cluster.at("cloud/a.txt")).unwrap();
     assert_eq!((about.mode() & 0o777, about.uid()), (0o640, 0));
-    assert!(!array.try_sh(&format!("{STRANGER} cat cloud/a.txt")).ok);
-    let nested = array.run(&["bridge", "bind", "cloud", "/cloud/deep"]);
+    assert!(!cluster.try_sh(&format!("{STRANGER} cat cloud/a.txt")).ok);
+    let nested = cluster.run(&["bridge", "bind", "cloud", "/cloud/deep"]);
     assert!(nested.err.contains("unbind"), "{}", nested.err);
-    assert!(!array.run(&["bridge", "remove", "cloud"]).ok);
+    assert!(!cluster.run(&["bridge", "remove", "cloud"]).ok);
 
-    array.sh("mkdir out");
-    array.json(&["rule", "add", &rule, "--existing"]);
-    wait("it has fired", || fired(array, "count") == 1);
-    array.done(array.submit(job));
+    cluster.sh("mkdir out");
+    cluster.json(&["rule", "add", &rule, "--existing"]);
+    wait("it has fired", || fired(cluster, "count") == 1);
+    cluster.done(cluster.submit(job));
     wait("the output is in the store", || {
         cloud.there("out.txt").as_deref() == Some("one\n")
     });
-    wait("and fires", || fired(array, "count") == 2);
+    wait("and fires", || fired(cluster, "count") == 2);
     assert_eq!(cloud.refresh()["files"], 3);
-    assert_eq!(version(array, "/cloud/out.txt"), 1);
+    assert_eq!(version(cluster, "/cloud/out.txt"), 1);
     changed_there(&cloud);
     written_here(&cloud);
 }
 
 fn changed_there(cloud: &Cloud) {
-    let array = &cloud.array;
+    let cluster = &cloud.cluster;
     cloud.put("a.txt", "another\n");
     cloud.put("new.txt", "new\n");
     cloud.gone("deep/er/ä b.txt");
     cloud.refresh();
-    assert_eq!(array.sh("cat cloud/a.txt cloud/new.txt"), "another\nnew\n");
-    assert!(!array.at("cloud/deep/er/ä b.txt").exists());
-    assert_eq!(version(array, "/cloud/a.txt"), 2);
-    wait("both have fired", || fired(array, "count") == 4);
+    assert_eq!(
+        cluster.sh("cat cloud/a.txt cloud/new.txt"),
+        "another\nnew\n"
+    );
+    assert!(!cluster.at("cloud/deep/er/ä b.txt").exists());
+    assert_eq!(version(cluster, "/cloud/a.txt"), 2);
+    wait("both have fired", || fired(cluster, "count") == 4);
     cloud.refresh();
-    assert_eq!(version(array, "/cloud/a.txt"), 2);
-    assert_eq!(fired(array, "count"), 4);
-    assert_eq!(array.sh("cat out/a"), "8\n");
+    assert_eq!(version(cluster, "/cloud/a.txt"), 2);
+    assert_eq!(fired(cluster, "count"), 4);
+    assert_eq!(cluster.sh("cat out/a"), "8\n");
 }
 
 fn written_here(cloud: &Cloud) {
-    let array = &cloud.array;
-    array.sh(
+    let cluster = &cloud.cluster;
+    cluster.sh(
         "echo more >> cloud/a.txt; mkdir cloud/here; echo mine > cloud/here/mine; rm cloud/new.txt",
     );
     wait("what was written is in the store", || {
@@ -196,48 +202,48 @@ fn written_here(cloud: &Cloud) {
             && cloud.there("here/mine").is_some()
     });
     cloud.refresh();
-    assert_eq!(version(array, "/cloud/a.txt"), 3);
-    assert_eq!(version(array, "/cloud/here/mine"), 1);
+    assert_eq!(version(cluster, "/cloud/a.txt"), 3);
+    assert_eq!(version(cluster, "/cloud/here/mine"), 1);
     // An object that somebody else has put there stays, and becomes a file when it is another one.
     assert_eq!(cloud.there("new.txt").as_deref(), Some("new\n"));
-    assert!(!array.at("cloud/new.txt").exists());
+    assert!(!cluster.at("cloud/new.txt").exists());
     cloud.put("new.txt", "newer\n");
-    array.sh("rm cloud/here/mine");
+    cluster.sh("rm cloud/here/mine");
     cloud.refresh();
-    assert_eq!(array.sh("cat cloud/new.txt"), "newer\n");
+    assert_eq!(cluster.sh("cat cloud/new.txt"), "newer\n");
     wait("what was removed is gone there", || {
         cloud.there("here/mine").is_none()
     });
-    // Other programs change objects that the array has put there.
+    // Other programs change objects that the cluster has put there.
     cloud.put("a.txt", "theirs\n");
     cloud.refresh();
-    assert_eq!(array.sh("cat cloud/a.txt"), "theirs\n");
-    assert_eq!(version(array, "/cloud/a.txt"), 4);
-    let health = array.run(&["health"]).out;
+    assert_eq!(cluster.sh("cat cloud/a.txt"), "theirs\n");
+    assert_eq!(version(cluster, "/cloud/a.txt"), 4);
+    let health = cluster.run(&["health"]).out;
     assert!(!health.contains("/cloud"), "{health}");
-    array.json(&["bridge", "unbind", "cloud"]);
+    cluster.json(&["bridge", "unbind", "cloud"]);
     cloud.put("late.txt", "late\n");
-    array.sh("echo no more > cloud/other");
-    assert!(!array.run(&["bridge", "refresh", "cloud"]).ok);
-    assert!(!array.at("cloud/late.txt").exists() && cloud.there("other").is_none());
-    assert_eq!(array.sh("cat cloud/a.txt"), "theirs\n");
+    cluster.sh("echo no more > cloud/other");
+    assert!(!cluster.run(&["bridge", "refresh", "cloud"]).ok);
+    assert!(!cluster.at("cloud/late.txt").exists() && cloud.there("other").is_none());
+    assert_eq!(cluster.sh("cat cloud/a.txt"), "theirs\n");
 }
 
 #[test]
 fn conflicting_writes_keep_both_sides() {
     let Some(cloud) = Cloud::start() else { return };
-    let array = &cloud.array;
+    let cluster = &cloud.cluster;
     cloud.put("both", "first\n");
-    cloud.put("folder/a", "a\n");
+    cloud.put("directory/a", "a\n");
     cloud.put("file", "file\n");
-    array.sh("mkdir -p cloud/file; echo b > cloud/folder");
-    array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
+    cluster.sh("mkdir -p cloud/file; echo b > cloud/directory");
+    cluster.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
     let passed = cloud.refresh();
     assert_eq!(passed["passed_by"], 2, "{passed}");
-    assert_eq!(array.sh("cat cloud/both cloud/folder"), "first\nb\n");
+    assert_eq!(cluster.sh("cat cloud/both cloud/directory"), "first\nb\n");
     // The store gets another object before the file that was written here is stored there.
     cloud.store.state().key = Some("nobody".into());
-    array.sh("echo ours > cloud/both");
+    cluster.sh("echo ours > cloud/both");
     cloud.put("both", "theirs\n");
     cloud.store.state().key = Some("me".into());
     let theirs = || {
@@ -250,16 +256,16 @@ fn conflicting_writes_keep_both_sides() {
     wait("what was written here is there, too", theirs);
     let both = cloud.refresh();
     assert_eq!(both["passed_by"], 3, "{both}");
-    let listed = array.run(&["bridge", "list"]).out;
+    let listed = cluster.run(&["bridge", "list"]).out;
     assert!(listed.contains("3 objects there and no file"), "{listed}");
-    assert_eq!(array.sh("cat cloud/both"), "ours\n");
+    assert_eq!(cluster.sh("cat cloud/both"), "ours\n");
     assert_eq!(cloud.there("both").as_deref(), Some("theirs\n"));
-    assert_eq!(array.sh("ls cloud"), "both\nfile\nfolder\n");
+    assert_eq!(cluster.sh("ls cloud"), "both\nfile\ndirectory\n");
     // The user resolves the conflict by renaming or deleting one of both.
-    array.sh("mv cloud/both kept; rm cloud/folder; rmdir cloud/file");
+    cluster.sh("mv cloud/both kept; rm cloud/directory; rmdir cloud/file");
     assert_eq!(cloud.refresh()["passed_by"], 0);
     assert_eq!(
-        array.sh("cat kept cloud/both cloud/folder/a cloud/file"),
+        cluster.sh("cat kept cloud/both cloud/directory/a cloud/file"),
         "ours\ntheirs\na\nfile\n"
     );
 }
@@ -269,60 +275,60 @@ fn offline_or_empty_store_deletes_no_file() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };
-    let array = &cloud.array;
+    let cluster = &cloud.cluster;
     cloud.put("a", "a\n");
     cloud.put("b", "b\n");
-    array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "1s"]);
+    cluster.json(&["bridge", "bind", "cloud", "/cloud", "--every", "1s"]);
     cloud.store.state().key = Some("nobody".into());
-    wait("the array says so", || {
-        array
+    wait("the cluster says so", || {
+        cluster
             .run(&["bridge", "list"])
             .out
             .contains("bridge cloud: ")
-            && array.json(&["status"])["nodes"][2]["trouble"] != ""
+            && cluster.json(&["status"])["nodes"][2]["trouble"] != ""
     });
-    let refused = array.run(&["bridge", "refresh", "cloud"]);
+    let refused = cluster.run(&["bridge", "refresh", "cloud"]);
     assert!(
         !refused.ok && refused.err.contains("stay as they are"),
         "{}",
         refused.err
     );
-    assert_eq!(array.sh("ls cloud"), "a\nb\n");
+    assert_eq!(cluster.sh("ls cloud"), "a\nb\n");
     cloud.store.state().key = Some("me".into());
     wait("all is well", || {
-        array.json(&["status"])["nodes"][2]["trouble"] == ""
+        cluster.json(&["status"])["nodes"][2]["trouble"] == ""
     });
     let all = std::mem::take(&mut cloud.store.state().objects);
     wait("it is empty", || {
-        array
+        cluster
             .run(&["bridge", "list"])
             .out
             .contains("nothing is there")
     });
-    assert_eq!(array.sh("ls cloud"), "a\nb\n");
+    assert_eq!(cluster.sh("ls cloud"), "a\nb\n");
     cloud.store.state().objects = all;
     cloud.put("c", "c\n");
     // A file exists, and is empty, until its first version is sealed.
     wait("it goes on", || {
-        array.try_sh("cat cloud/*").out == "a\nb\nc\n"
+        cluster.try_sh("cat cloud/*").out == "a\nb\nc\n"
     });
 
-    // A rebuilt database knows the files; the folder is bound again.
-    let array = &mut cloud.array;
-    array.wait_for_notes();
-    array.rebuild();
+    // A rebuilt database knows the files; the directory is bound again.
+    let cluster = &mut cloud.cluster;
+    cluster.wait_for_notes();
+    cluster.rebuild();
     cloud.restart_node();
-    let array = &cloud.array;
-    array.wait_for_nodes(3);
+    let cluster = &cloud.cluster;
+    cluster.wait_for_nodes(3);
     let uri = format!(
         "s3://bucket/top/data?endpoint=http://{}",
         cloud.store.address
     );
-    array.json(&["bridge", "add", "cloud", &uri]);
-    array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
-    assert_eq!(array.sh("cat cloud/*"), "a\nb\nc\n");
-    assert_eq!(version(array, "/cloud/a"), 1);
-    assert!(array.run(&["check"]).ok);
+    cluster.json(&["bridge", "add", "cloud", &uri]);
+    cluster.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
+    assert_eq!(cluster.sh("cat cloud/*"), "a\nb\nc\n");
+    assert_eq!(version(cluster, "/cloud/a"), 1);
+    assert!(cluster.run(&["check"]).ok);
 }
 
 const MANY: usize = 200;
@@ -337,25 +343,26 @@ fn each_object_becomes_one_file_and_fires_once_despite_kills() {
     }
     let rule = r#"name = "once"; workdir = "/"; pattern = "cloud/in/(?<n>[0-9]+)";
         task = { kernel = "/bin/sh"; args = [ "-c", "cat \"$1\"", "sh", "${file}" ]; stdout = "out/${n}"; output = [ "out/${n}" ]; };"#;
-    std::fs::write(cloud.array.path("rule"), rule).unwrap();
-    cloud.array.sh("mkdir out");
-    let rule = cloud.array.path("rule").display().to_string();
-    cloud.array.json(&["rule", "add", &rule]);
-    let mut bind = cloud.array.tidemill();
+    std::fs::write(cloud.cluster.path("rule"), rule).unwrap();
+    cloud.cluster.sh("mkdir out");
+    let rule = cloud.cluster.path("rule").display().to_string();
+    cloud.cluster.json(&["rule", "add", &rule]);
+    let mut bind = cloud.cluster.tidemill();
     bind.args(["bridge", "bind", "cloud", "/cloud", "--every", "1s"]);
     let mut bind = bind.spawn().unwrap();
-    let made = |array: &Array| std::fs::read_dir(array.at("cloud/in")).map_or(0, Iterator::count);
-    wait("some are there", || made(&cloud.array) > 20);
-    cloud.array.kill_node(2);
+    let made =
+        |cluster: &Cluster| std::fs::read_dir(cluster.at("cloud/in")).map_or(0, Iterator::count);
+    wait("some are there", || made(&cloud.cluster) > 20);
+    cloud.cluster.kill_node(2);
     cloud.restart_node();
-    wait("more are there", || made(&cloud.array) > 100);
-    cloud.array.kill_server();
-    cloud.array.start_server();
-    wait("all are there", || made(&cloud.array) == MANY);
-    let array = &cloud.array;
-    wait("all have fired", || fired(array, "once") == MANY as u64);
-    array.json(&["bridge", "refresh", "cloud"]);
-    let firings = array.json(&["rule", "show", "once"])["firings"].clone();
+    wait("more are there", || made(&cloud.cluster) > 100);
+    cloud.cluster.kill_server();
+    cloud.cluster.start_server();
+    wait("all are there", || made(&cloud.cluster) == MANY);
+    let cluster = &cloud.cluster;
+    wait("all have fired", || fired(cluster, "once") == MANY as u64);
+    cluster.json(&["bridge", "refresh", "cloud"]);
+    let firings = cluster.json(&["rule", "show", "once"])["firings"].clone();
     let all = firings.as_object().unwrap().values();
     let all: u64 = all.filter_map(Value::as_u64).sum();
     assert_eq!(
@@ -364,7 +371,7 @@ fn each_object_becomes_one_file_and_fires_once_despite_kills() {
         "{firings}"
     );
     assert_eq!(
-        array.sh("cat out/* | sort -n | uniq | wc -l").trim(),
+        cluster.sh("cat out/* | sort -n | uniq | wc -l").trim(),
         MANY.to_string()
     );
     let there = |key: &&String| key.starts_with("top/data/");
@@ -374,67 +381,70 @@ fn each_object_becomes_one_file_and_fires_once_despite_kills() {
     );
     bind.kill().ok();
     bind.wait().unwrap();
-    assert!(array.run(&["check"]).ok);
+    assert!(cluster.run(&["check"]).ok);
     // An aborted version may have taken the first number. No version was sealed twice.
     let sealed = "SELECT count(*), count(DISTINCT ino), count(DISTINCT path), max(version) <= 2 FROM version WHERE CAST(path AS TEXT) LIKE '/cloud/in/%'";
-    let sealed = array.sh(&format!(
+    let sealed = cluster.sh(&format!(
         "sqlite3 {:?} \"{sealed}\"",
-        array.path("server/server.db")
+        cluster.path("server/server.db")
     ));
     assert_eq!(sealed.trim(), format!("{MANY}|{MANY}|{MANY}|1"));
 }
 
-/// The store is a file system of others. Users of the array try to create files elsewhere and to read files without
+/// The store is a file system of others. Users of the cluster try to create files elsewhere and to read files without
 /// permission.
 #[test]
 fn file_system_is_followed_but_links_of_users_are_not() {
-    let Some(mut array) = bare(2) else { return };
-    let folder: PathBuf = array.path("pfs");
-    std::fs::create_dir_all(folder.join("run")).unwrap();
-    let uri = format!("file://{}", folder.display());
-    array.add_node(&["--outside", &uri]);
-    array.start_mount();
-    array.json(&["bridge", "add", "pfs", &format!("{uri}/run")]);
-    array.sh("mkdir -p theirs cloud; chmod 777 cloud; chmod 755 theirs");
-    array.sh(&format!(
+    let Some(mut cluster) = bare(2) else { return };
+    let directory: PathBuf = cluster.path("pfs");
+    std::fs::create_dir_all(directory.join("run")).unwrap();
+    let uri = format!("file://{}", directory.display());
+    cluster.add_node(&["--outside", &uri]);
+    cluster.start_mount();
+    cluster.json(&["bridge", "add", "pfs", &format!("{uri}/run")]);
+    cluster.sh("mkdir -p theirs cloud; chmod 777 cloud; chmod 755 theirs");
+    cluster.sh(&format!(
         "{STRANGER} ln -s /theirs cloud/d 2>&1 || true; {STRANGER} ln -s ../theirs cloud/e"
     ));
     for (name, content) in [("d/x", "x\n"), ("e/x", "x\n"), ("one", "one\n")] {
-        std::fs::create_dir_all(folder.join("run").join(name).parent().unwrap()).unwrap();
-        std::fs::write(folder.join("run").join(name), content).unwrap();
+        std::fs::create_dir_all(directory.join("run").join(name).parent().unwrap()).unwrap();
+        std::fs::write(directory.join("run").join(name), content).unwrap();
     }
     let bind = [
         "bridge", "bind", "pfs", "/cloud", "--every", "1s", "--owner", "65534", "--mode", "600",
     ];
-    let told = array.json(&bind);
+    let told = cluster.json(&bind);
     assert_eq!(told["bound"]["passed_by"], 2, "{told}");
     assert_eq!(
-        array.sh("ls theirs; cat cloud/one; ls cloud"),
+        cluster.sh("ls theirs; cat cloud/one; ls cloud"),
         "one\nd\ne\none\n"
     );
     assert_eq!(
-        std::fs::metadata(array.at("cloud/one")).unwrap().uid(),
+        std::fs::metadata(cluster.at("cloud/one")).unwrap().uid(),
         65534
     );
-    array.sh(&format!(
+    cluster.sh(&format!(
         "{STRANGER} sh -c 'echo two > cloud/two; echo again >> cloud/one'"
     ));
     wait("it is there", || {
-        let read = |name: &str| std::fs::read_to_string(folder.join("run").join(name)).ok();
+        let read = |name: &str| std::fs::read_to_string(directory.join("run").join(name)).ok();
         read("two").as_deref() == Some("two\n") && read("one").as_deref() == Some("one\nagain\n")
     });
-    std::fs::write(folder.join("run/one"), "changed\n").unwrap();
+    std::fs::write(directory.join("run/one"), "changed\n").unwrap();
     wait("the next version is here", || {
-        array.try_sh("cat cloud/one").out == "changed\n"
+        cluster.try_sh("cat cloud/one").out == "changed\n"
     });
-    std::fs::remove_file(folder.join("run/one")).unwrap();
-    wait("it is gone", || !array.at("cloud/one").exists());
-    // The parent of the bound folder is missing, as when a file system is not mounted.
-    std::fs::rename(folder.join("run"), folder.join("away")).unwrap();
+    std::fs::remove_file(directory.join("run/one")).unwrap();
+    wait("it is gone", || !cluster.at("cloud/one").exists());
+    // The parent of the bound directory is missing, as when a file system is not mounted.
+    std::fs::rename(directory.join("run"), directory.join("away")).unwrap();
     wait("it is told", || {
-        array.run(&["bridge", "list"]).out.contains("bridge pfs: ")
+        cluster
+            .run(&["bridge", "list"])
+            .out
+            .contains("bridge pfs: ")
     });
-    assert_eq!(array.sh("ls cloud"), "d\ne\ntwo\n");
+    assert_eq!(cluster.sh("ls cloud"), "d\ne\ntwo\n");
 }
 
 /// A job fails if it reads a version that others have replaced in the store. No file is marked as damaged, and the next
@@ -442,21 +452,21 @@ fn file_system_is_followed_but_links_of_users_are_not() {
 #[test]
 fn object_replaced_after_listing_is_not_damaged() {
     let Some(cloud) = Cloud::start() else { return };
-    let array = &cloud.array;
+    let cluster = &cloud.cluster;
     cloud.put("a", "first\n");
-    array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
+    cluster.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
     cloud.put("a", "other\n");
     let job = r#"name = "read"; workdir = "/"; tasks = ( { name = "read"; kernel = "/bin/cat"; args = ["cloud/a"];
         input = ["/bridges/cloud/a"]; stdout = "out"; output = ["out"]; } );"#;
-    let ended = array.ended(array.submit(job));
+    let ended = cluster.ended(cluster.submit(job));
     let state = ended["state"].as_str().unwrap_or_default().to_owned();
     assert!(state == "failed", "{ended}");
     wait("the next version is here", || {
-        array.try_sh("cat cloud/a").out == "other\n"
+        cluster.try_sh("cat cloud/a").out == "other\n"
     });
-    array.done(array.submit(job));
-    assert_eq!(array.sh("cat out"), "other\n");
-    let health = array.run(&["health"]);
+    cluster.done(cluster.submit(job));
+    assert_eq!(cluster.sh("cat out"), "other\n");
+    let health = cluster.run(&["health"]);
     assert!(
         health.ok && !health.out.contains("/cloud/a"),
         "{}",
@@ -464,72 +474,72 @@ fn object_replaced_after_listing_is_not_damaged() {
     );
 }
 
-/// No operation in the folder of a read-only store changes the store. New files of the folder are stored in the array.
+/// No operation in the directory of a read-only store changes the store. New files of the directory are stored in the cluster.
 #[test]
 fn read_only_store_stays_unchanged() {
     let Some(cloud) = Cloud::start() else { return };
-    let array = &cloud.array;
+    let cluster = &cloud.cluster;
     cloud.put("a", "theirs\n");
-    array.json(&["bridge", "remove", "cloud"]);
-    // The address is the same as that of the node: files that it stored there would be in the store's own folder.
+    cluster.json(&["bridge", "remove", "cloud"]);
+    // The address is the same as that of the node: files that it stored there would be in the store's own directory.
     let uri = format!("s3://bucket/top?endpoint=http://{}", cloud.store.address);
-    array.json(&["bridge", "add", "cloud", &uri, "--read-only"]);
-    array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
+    cluster.json(&["bridge", "add", "cloud", &uri, "--read-only"]);
+    cluster.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
     let before = cloud.store.state().objects.clone();
-    array.sh(
+    cluster.sh(
         "echo more >> cloud/data/a; echo new > cloud/new; echo over > cloud/t; mv cloud/t cloud/u",
     );
-    // Files of a folder of that node are in the store: this file would be, too, if it were stored there.
-    array.sh("mkdir goes; setfattr -n user.tidemill.node -v 2 goes; echo x > goes/x");
+    // Files of a directory of that node are in the store: this file would be, too, if it were stored there.
+    cluster.sh("mkdir goes; setfattr -n user.tidemill.node -v 2 goes; echo x > goes/x");
     let key = "top/goes/x";
     wait("the node has settled", || {
         cloud.store.state().objects.contains_key(key)
     });
     wait("nothing waits", || {
-        array.json(&["status"])["nodes"][2]["outside"]["waiting"] == 0
+        cluster.json(&["status"])["nodes"][2]["outside"]["waiting"] == 0
     });
     let mut now = cloud.store.state().objects.clone();
     now.remove(key);
     now.remove("top/.tidemill-store");
     assert_eq!(now, before);
-    let read = array.sh("cat cloud/data/a cloud/new cloud/u");
+    let read = cluster.sh("cat cloud/data/a cloud/new cloud/u");
     assert_eq!(read, "theirs\nmore\nnew\nover\n");
     cloud.put("a", "newer\n");
     assert_eq!(cloud.refresh()["passed_by"], 1);
-    assert_eq!(array.sh("cat cloud/data/a"), "theirs\nmore\n");
-    array.json(&["bridge", "unbind", "cloud"]);
+    assert_eq!(cluster.sh("cat cloud/data/a"), "theirs\nmore\n");
+    cluster.json(&["bridge", "unbind", "cloud"]);
 }
 
-/// The store accepted the file, and the node was killed before it got the answer. The file belongs to the array, not
+/// The store accepted the file, and the node was killed before it got the answer. The file belongs to the cluster, not
 /// to others.
 #[test]
-fn put_of_killed_node_belongs_to_the_array() {
+fn put_of_killed_node_belongs_to_the_cluster() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };
     cloud.put("a", "theirs\n");
     cloud
-        .array
+        .cluster
         .json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
     // The first file in a store also stores the store's mark.
-    cloud.array.sh("echo first > cloud/first");
+    cloud.cluster.sh("echo first > cloud/first");
     wait("the first is there", || cloud.there("first").is_some());
     cloud.store.state().mute = true;
-    cloud.array.sh("echo new > cloud/b");
+    cloud.cluster.sh("echo new > cloud/b");
     wait("the store has it", || {
         cloud.there("b").as_deref() == Some("new\n")
     });
-    cloud.array.kill_node(2);
+    cloud.cluster.kill_node(2);
     cloud.store.state().mute = false;
     cloud.restart_node();
-    cloud.array.wait_for_nodes(3);
-    wait("it is known as the array's", || {
-        cloud.array.json(&["status"])["nodes"][2]["outside"]["waiting"] == 0
+    cloud.cluster.wait_for_nodes(3);
+    wait("it is known as the cluster's", || {
+        cloud.cluster.json(&["status"])["nodes"][2]["outside"]["waiting"] == 0
     });
     assert_eq!(cloud.refresh()["passed_by"], 0);
-    assert_eq!(version(&cloud.array, "/cloud/b"), 1);
+    assert_eq!(version(&cloud.cluster, "/cloud/b"), 1);
     assert_eq!(
-        cloud.array.sh("cat cloud/a cloud/b; ls cloud"),
+        cloud.cluster.sh("cat cloud/a cloud/b; ls cloud"),
         "theirs\nnew\na\nb\nfirst\n"
     );
     let state = cloud.store.state();
@@ -537,30 +547,30 @@ fn put_of_killed_node_belongs_to_the_array() {
     assert_eq!(state.objects.keys().filter(beside).count(), 0);
 }
 
-/// The mode of a folder decides which users may use it, and only administrators bind. A bridge that is bound to another folder starts
+/// The mode of a directory decides which users may use it, and only administrators bind. A bridge that is bound to another directory starts
 /// again there.
 #[test]
-fn bound_folder_obeys_mode_and_is_plain_after_unbind() {
+fn bound_directory_obeys_mode_and_is_plain_after_unbind() {
     let Some(cloud) = Cloud::start() else { return };
-    let array = &cloud.array;
+    let cluster = &cloud.cluster;
     cloud.put("d/a", "theirs\n");
-    array.json(&[
+    cluster.json(&[
         "bridge", "bind", "cloud", "/cloud", "--every", "0", "--mode", "600",
     ]);
-    assert_eq!(array.sh("cat cloud/d/a"), "theirs\n");
-    assert!(!array.try_sh(&format!("{STRANGER} ls cloud")).ok);
-    let tidemill = format!("{STRANGER} {:?}", array.tidemill());
+    assert_eq!(cluster.sh("cat cloud/d/a"), "theirs\n");
+    assert!(!cluster.try_sh(&format!("{STRANGER} ls cloud")).ok);
+    let tidemill = format!("{STRANGER} {:?}", cluster.tidemill());
     for command in ["refresh cloud", "unbind cloud", "bind cloud /mine"] {
         assert!(
-            !array.try_sh(&format!("{tidemill} bridge {command}")).ok,
+            !cluster.try_sh(&format!("{tidemill} bridge {command}")).ok,
             "{command}"
         );
     }
-    let special = array.run(&["bridge", "bind", "cloud", "/data (old)"]);
+    let special = cluster.run(&["bridge", "bind", "cloud", "/data (old)"]);
     assert!(!special.ok, "{}", special.out);
-    array.json(&["bridge", "unbind", "cloud"]);
-    let asked = array.try_sh("getfattr -n user.tidemill.node cloud");
+    cluster.json(&["bridge", "unbind", "cloud"]);
+    let asked = cluster.try_sh("getfattr -n user.tidemill.node cloud");
     assert!(!asked.ok, "{}", asked.out);
-    array.json(&["bridge", "bind", "cloud", "/other", "--every", "0"]);
-    assert_eq!(array.sh("cat other/d/a cloud/d/a"), "theirs\ntheirs\n");
+    cluster.json(&["bridge", "bind", "cloud", "/other", "--every", "0"]);
+    assert_eq!(cluster.sh("cat other/d/a cloud/d/a"), "theirs\ntheirs\n");
 }

@@ -1,20 +1,20 @@
-//! Tests faults of folders that are bound to stores: listings that end too early, stores that are empty or offline, names that change.
+//! Tests faults of directories that are bound to stores: listings that end too early, stores that are empty or offline, names that change.
 
-use crate::array::{Array, wait};
 use crate::bound::{Cloud, bare, version};
 use crate::burst::nodes;
+use crate::cluster::{Cluster, wait};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Number of objects in a page of a listing, plus one.
 const MORE_THAN_A_PAGE: usize = 1001;
 
-fn count(array: &Array, folder: &str) -> usize {
-    std::fs::read_dir(array.at(folder)).map_or(0, Iterator::count)
+fn count(cluster: &Cluster, directory: &str) -> usize {
+    std::fs::read_dir(cluster.at(directory)).map_or(0, Iterator::count)
 }
 
-fn listed(array: &Array) -> String {
-    array.run(&["bridge", "list"]).out
+fn listed(cluster: &Cluster) -> String {
+    cluster.run(&["bridge", "list"]).out
 }
 
 /// Binds, and does not wait for the first listing, which waits for the second list of names.
@@ -23,10 +23,10 @@ fn begin(cloud: &Cloud, every: &str) -> std::process::Child {
         cloud.put(&format!("{number:04}"), "x");
     }
     cloud.store.state().lists_given = Some(1);
-    let mut bind = cloud.array.tidemill();
+    let mut bind = cloud.cluster.tidemill();
     bind.args(["bridge", "bind", "cloud", "/cloud", "--every", every]);
     let bind = bind.spawn().unwrap();
-    wait("a page is there", || count(&cloud.array, "cloud") == 1000);
+    wait("a page is there", || count(&cloud.cluster, "cloud") == 1000);
     bind
 }
 
@@ -41,25 +41,25 @@ fn killed_first_listing_and_empty_store_delete_no_file() {
         return;
     };
     let bind = begin(&cloud, "1s");
-    cloud.array.kill_node(cloud.last);
+    cloud.cluster.kill_node(cloud.last);
     let all = cloud.empty();
     cloud.store.state().lists_given = None;
     cloud.restart_node();
     wait("it is told", || {
-        listed(&cloud.array).contains("nothing is there")
+        listed(&cloud.cluster).contains("nothing is there")
     });
-    assert_eq!(count(&cloud.array, "cloud"), 1000);
+    assert_eq!(count(&cloud.cluster, "cloud"), 1000);
     cloud.store.state().objects = all;
     wait("it goes on", || {
-        count(&cloud.array, "cloud") == MORE_THAN_A_PAGE
+        count(&cloud.cluster, "cloud") == MORE_THAN_A_PAGE
     });
     end(bind);
-    let array = &cloud.array;
-    wait("all is well", || array.run(&["health"]).ok);
-    let health = array.run(&["health"]).out;
+    let cluster = &cloud.cluster;
+    wait("all is well", || cluster.run(&["health"]).ok);
+    let health = cluster.run(&["health"]).out;
     assert!(!health.contains("/cloud"), "{health}");
-    assert_eq!(array.sh("cat cloud/0000 cloud/1000"), "xx");
-    assert!(array.run(&["check"]).ok);
+    assert_eq!(cluster.sh("cat cloud/0000 cloud/1000"), "xx");
+    assert!(cluster.run(&["check"]).ok);
 }
 
 /// Nobody repeats the request: the listing is completed anyway.
@@ -69,36 +69,36 @@ fn listing_resumes_after_kill_of_server_or_node() {
         return;
     };
     let bind = begin(&cloud, "0");
-    cloud.array.kill_server();
+    cloud.cluster.kill_server();
     end(bind);
-    cloud.array.start_server();
+    cloud.cluster.start_server();
     cloud.store.state().lists_given = None;
     wait("the look has gone on", || {
-        count(&cloud.array, "cloud") == MORE_THAN_A_PAGE
+        count(&cloud.cluster, "cloud") == MORE_THAN_A_PAGE
     });
     wait("it is over", || {
-        cloud.array.json(&["bridge", "list"])[0]["bound"]["files"] == MORE_THAN_A_PAGE
+        cloud.cluster.json(&["bridge", "list"])[0]["bound"]["files"] == MORE_THAN_A_PAGE
     });
     cloud.put("later", "later\n");
-    cloud.array.kill_node(cloud.last);
+    cloud.cluster.kill_node(cloud.last);
     cloud.restart_node();
     wait("a start is a look", || {
-        cloud.array.at("cloud/later").exists()
+        cloud.cluster.at("cloud/later").exists()
     });
-    assert_eq!(version(&cloud.array, "/cloud/0000"), 1);
-    assert!(cloud.array.run(&["check"]).ok);
+    assert_eq!(version(&cloud.cluster, "/cloud/0000"), 1);
+    assert!(cloud.cluster.run(&["check"]).ok);
 }
 
-/// An array without any other node has no place for files that its store must not have.
+/// A cluster without any other node has no place for files that its store must not have.
 #[test]
 fn write_that_only_read_only_store_could_take_is_refused() {
     let Some(cloud) = Cloud::with(0) else { return };
-    let array = &cloud.array;
+    let cluster = &cloud.cluster;
     cloud.put("a", "theirs\n");
-    array.json(&["bridge", "remove", "cloud"]);
+    cluster.json(&["bridge", "remove", "cloud"]);
     let uri = format!("s3://bucket/top?endpoint=http://{}", cloud.store.address);
-    array.json(&["bridge", "add", "cloud", &uri, "--read-only"]);
-    array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
+    cluster.json(&["bridge", "add", "cloud", &uri, "--read-only"]);
+    cluster.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
     let before = cloud.store.state().objects.clone();
     for script in [
         "echo new > cloud/new",
@@ -106,41 +106,44 @@ fn write_that_only_read_only_store_could_take_is_refused() {
         "setfattr -n user.tidemill.node -v 0 cloud; echo new > cloud/other",
         "mkdir cloud/d; echo new > cloud/d/new",
     ] {
-        let said = array.try_sh(script);
+        let said = cluster.try_sh(script);
         assert!(
             !said.ok && said.err.contains("Read-only file system"),
             "{script}: {}",
             said.err
         );
     }
-    let file = array.path("file").display().to_string();
+    let file = cluster.path("file").display().to_string();
     std::fs::write(&file, "new").unwrap();
     for args in [
         &["put", &file, "/cloud/put"][..],
         &["put", "--node", "0", &file, "/cloud/put"],
     ] {
-        let put = array.run(args);
+        let put = cluster.run(args);
         assert!(!put.ok && put.err.contains("read only"), "{}", put.err);
     }
-    assert_eq!(array.sh("cat cloud/data/a; ls cloud"), "theirs\nd\ndata\n");
-    // New objects appear as files anyway, and other folders work as in other arrays.
+    assert_eq!(
+        cluster.sh("cat cloud/data/a; ls cloud"),
+        "theirs\nd\ndata\n"
+    );
+    // New objects appear as files anyway, and other directories work as in other clusters.
     cloud.put("b", "new\n");
     cloud.refresh();
-    array.sh("echo kept > kept");
-    assert_eq!(array.sh("cat cloud/data/b kept"), "new\nkept\n");
+    cluster.sh("echo kept > kept");
+    assert_eq!(cluster.sh("cat cloud/data/b kept"), "new\nkept\n");
     wait("it is settled", || {
-        array.json(&["status"])["nodes"][0]["outside"]["waiting"] == 0
+        cluster.json(&["status"])["nodes"][0]["outside"]["waiting"] == 0
     });
     let mut now = cloud.store.state().objects.clone();
     now.retain(|key, _| !["top/data/b", "top/kept", "top/.tidemill-store"].contains(&key.as_str()));
     assert_eq!(now, before);
 }
 
-/// Names belong to the array: a rename moves no object of the store, loses none and duplicates none.
+/// Names belong to the cluster: a rename moves no object of the store, loses none and duplicates none.
 #[test]
-fn rename_in_bound_folder_keeps_object_in_store() {
+fn rename_in_bound_directory_keeps_object_in_store() {
     let Some(cloud) = Cloud::start() else { return };
-    let array = &cloud.array;
+    let cluster = &cloud.cluster;
     for (name, content) in [
         ("theirs", "theirs\n"),
         ("d/x", "x\n"),
@@ -149,39 +152,39 @@ fn rename_in_bound_folder_keeps_object_in_store() {
     ] {
         cloud.put(name, content);
     }
-    array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
-    array.sh("echo ours > cloud/ours; echo tmp > cloud/tmp; mkdir out; echo in > in");
-    let settled = || array.json(&["status"])["nodes"][2]["outside"]["waiting"] == 0;
+    cluster.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
+    cluster.sh("echo ours > cloud/ours; echo tmp > cloud/tmp; mkdir out; echo in > in");
+    let settled = || cluster.json(&["status"])["nodes"][2]["outside"]["waiting"] == 0;
     wait("both are there", || {
         cloud.there("ours").is_some() && cloud.there("tmp").is_some() && settled()
     });
     let before = cloud.store.state().objects.clone();
-    // Renames within the folder, out of it, into it, of a folder, and over an existing file.
-    array.sh(
+    // Renames within the directory, out of it, into it, of a directory, and over an existing file.
+    cluster.sh(
         "mv cloud/ours cloud/renamed; mv cloud/theirs out; mv in cloud; mv cloud/d cloud/e; mv -f cloud/tmp cloud/over",
     );
     let all = "cat cloud/renamed out/theirs cloud/in cloud/e/x cloud/over; ls cloud";
     let seen = "ours\ntheirs\nin\nx\ntmp\ne\nin\nover\nrenamed\n";
     for _ in 0..2 {
         assert_eq!(cloud.refresh()["passed_by"], 0);
-        assert_eq!(array.sh(all), seen);
+        assert_eq!(cluster.sh(all), seen);
         assert_eq!(cloud.store.state().objects, before);
     }
     for path in ["/cloud/renamed", "/cloud/e/x", "/cloud/over", "/out/theirs"] {
-        assert_eq!(version(array, path), 1, "{path}");
+        assert_eq!(version(cluster, path), 1, "{path}");
     }
     renamed_and_changed(&cloud);
 }
 
 fn renamed_and_changed(cloud: &Cloud) {
-    let array = &cloud.array;
+    let cluster = &cloud.cluster;
     // An object that changes there is a new file under its name there; the previous content is lost, and this is reported.
     cloud.put("d/x", "changed\n");
     cloud.refresh();
-    assert_eq!(array.sh("cat cloud/d/x cloud/e/y"), "changed\ny\n");
-    array.run(&["scrub", "/cloud/e", "--wait"]);
+    assert_eq!(cluster.sh("cat cloud/d/x cloud/e/y"), "changed\ny\n");
+    cluster.run(&["scrub", "/cloud/e", "--wait"]);
     wait("it is told", || {
-        let health = array.run(&["health"]).out;
+        let health = cluster.run(&["health"]).out;
         assert!(!health.contains("/y"), "{health}");
         // The report contains the name under which the file was made.
         health.contains("/cloud/d/x")
@@ -189,34 +192,34 @@ fn renamed_and_changed(cloud: &Cloud) {
     // If an object is deleted there, its content is lost under any name. A file that has another name by now is not deleted.
     cloud.gone("theirs");
     cloud.refresh();
-    assert!(array.at("out/theirs").exists());
+    assert!(cluster.at("out/theirs").exists());
     // New content is stored there under the file's name here.
-    array.sh("echo more >> cloud/renamed; echo again > cloud/in; echo last > cloud/over");
+    cluster.sh("echo more >> cloud/renamed; echo again > cloud/in; echo last > cloud/over");
     wait("they are there", || {
         let now = |name: &str| cloud.there(name);
         now("renamed").as_deref() == Some("ours\nmore\n")
             && now("in").as_deref() == Some("again\n")
             && now("over").as_deref() == Some("last\n")
     });
-    wait("what the array has no more is gone there", || {
+    wait("what the cluster has no more is gone there", || {
         cloud.there("ours").is_none() && cloud.there("tmp").is_none()
     });
     assert_eq!(cloud.refresh()["passed_by"], 0);
-    array.sh("rm -r cloud/e/x out cloud/renamed");
+    cluster.sh("rm -r cloud/e/x out cloud/renamed");
     wait("so is what was removed", || {
         cloud.there("renamed").is_none()
     });
     assert_eq!(cloud.there("d/y").as_deref(), Some("y\n"));
-    assert!(array.run(&["check"]).ok);
+    assert!(cluster.run(&["check"]).ok);
 }
 
-/// The output of a task is placed by its folder, wherever the task runs.
+/// The output of a task is placed by its directory, wherever the task runs.
 #[test]
 fn outputs_of_jobs_are_in_the_store_wherever_they_run() {
     let Some(cloud) = Cloud::start() else { return };
-    let array = &cloud.array;
-    array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
-    array.sh("for i in $(seq 6); do echo $i > in$i; done");
+    let cluster = &cloud.cluster;
+    cluster.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
+    cluster.sh("for i in $(seq 6); do echo $i > in$i; done");
     let tasks: Vec<String> = (1..=6)
         .map(|number| {
             format!(
@@ -229,7 +232,7 @@ fn outputs_of_jobs_are_in_the_store_wherever_they_run() {
         r#"name = "out"; workdir = "/"; tasks = ( {} );"#,
         tasks.join(", ")
     );
-    array.done(array.submit(&job));
+    cluster.done(cluster.submit(&job));
     wait("all are there", || {
         (1..=6).all(|number| cloud.there(&format!("out{number}")) == Some(format!("{number}\n")))
     });
@@ -238,26 +241,26 @@ fn outputs_of_jobs_are_in_the_store_wherever_they_run() {
 
 /// File system of others, which is mounted or not.
 struct Pfs {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Pfs {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         for name in ["real", "at"] {
-            std::fs::create_dir(folder.path().join(name)).unwrap();
+            std::fs::create_dir(directory.path().join(name)).unwrap();
         }
-        let pfs = Self { folder };
+        let pfs = Self { directory };
         pfs.mount();
         pfs
     }
 
     fn real(&self, name: &str) -> PathBuf {
-        self.folder.path().join("real").join(name)
+        self.directory.path().join("real").join(name)
     }
 
     fn at(&self) -> PathBuf {
-        self.folder.path().join("at")
+        self.directory.path().join("at")
     }
 
     fn uri(&self) -> String {
@@ -289,8 +292,8 @@ impl Drop for Pfs {
     }
 }
 
-fn is_empty(folder: &Path) -> bool {
-    std::fs::read_dir(folder).unwrap().next().is_none()
+fn is_empty(directory: &Path) -> bool {
+    std::fs::read_dir(directory).unwrap().next().is_none()
 }
 
 #[test]
@@ -303,83 +306,84 @@ fn unmounted_file_system_with_packs_loses_nothing() {
     away(&["--outside-as", "dedup"]);
 }
 
-/// The node is started while the folder of its store is empty: no file is damaged, and no file is stored there.
+/// The node is started while the directory of its store is empty: no file is damaged, and no file is stored there.
 fn away(more: &[&str]) {
-    let Some(mut array) = bare(1) else { return };
+    let Some(mut cluster) = bare(1) else { return };
     let pfs = Pfs::new();
     let uri = pfs.uri();
     let arguments = [&["--outside", &uri, "--near", "0"], more].concat();
-    array.add_node(&arguments);
-    array.start_mount();
-    array.sh("mkdir d; setfattr -n user.tidemill.node -v 1 d; echo one > d/one; echo two > d/two");
-    let outside = |array: &Array| array.json(&["status"])["nodes"][1].clone();
-    let settled = |array: &Array| {
-        let outside = &outside(array)["outside"];
+    cluster.add_node(&arguments);
+    cluster.start_mount();
+    cluster
+        .sh("mkdir d; setfattr -n user.tidemill.node -v 1 d; echo one > d/one; echo two > d/two");
+    let outside = |cluster: &Cluster| cluster.json(&["status"])["nodes"][1].clone();
+    let settled = |cluster: &Cluster| {
+        let outside = &outside(cluster)["outside"];
         outside["waiting"] == 0 && outside["objects"] != 0
     };
-    wait("both are there", || settled(&array));
-    array.kill_node(1);
+    wait("both are there", || settled(&cluster));
+    cluster.kill_node(1);
     pfs.unmount();
-    array.restart_node(1, &arguments);
-    array.wait_for_nodes(2);
-    let trouble = |array: &Array| {
-        let told = outside(array)["trouble"].as_str().unwrap().to_owned();
+    cluster.restart_node(1, &arguments);
+    cluster.wait_for_nodes(2);
+    let trouble = |cluster: &Cluster| {
+        let told = outside(cluster)["trouble"].as_str().unwrap().to_owned();
         told.contains("nothing is there")
     };
-    wait("it is told", || trouble(&array));
-    array.run(&["scrub", "/d", "--wait"]);
-    let healthy = |array: &Array| {
-        let health = array.run(&["health"]);
+    wait("it is told", || trouble(&cluster));
+    cluster.run(&["scrub", "/d", "--wait"]);
+    let healthy = |cluster: &Cluster| {
+        let health = cluster.run(&["health"]);
         !health.out.contains("/d/")
-            && array.json(&["status"])["copies"]["damaged"]
+            && cluster.json(&["status"])["copies"]["damaged"]
                 .as_u64()
                 .unwrap_or(0)
                 == 0
     };
-    assert!(healthy(&array), "{}", array.run(&["health"]).out);
-    let got = array.path("got").display().to_string();
-    assert!(!array.run(&["get", "/d/one", &got]).ok);
-    assert!(healthy(&array), "{}", array.run(&["health"]).out);
-    array.sh("echo three > d/three; rm d/two");
-    wait("it waits", || outside(&array)["outside"]["waiting"] == 1);
-    assert_eq!(array.sh("cat d/three"), "three\n");
+    assert!(healthy(&cluster), "{}", cluster.run(&["health"]).out);
+    let got = cluster.path("got").display().to_string();
+    assert!(!cluster.run(&["get", "/d/one", &got]).ok);
+    assert!(healthy(&cluster), "{}", cluster.run(&["health"]).out);
+    cluster.sh("echo three > d/three; rm d/two");
+    wait("it waits", || outside(&cluster)["outside"]["waiting"] == 1);
+    assert_eq!(cluster.sh("cat d/three"), "three\n");
     assert!(is_empty(&pfs.at()));
     pfs.mount();
     wait("it is there again", || {
-        !trouble(&array) && settled(&array) && outside(&array)["outside"]["objects"] == 2
+        !trouble(&cluster) && settled(&cluster) && outside(&cluster)["outside"]["objects"] == 2
     });
-    array.kill_mount();
-    array.start_mount();
-    assert_eq!(array.sh("cat d/one d/three"), "one\nthree\n");
+    cluster.kill_mount();
+    cluster.start_mount();
+    assert_eq!(cluster.sh("cat d/one d/three"), "one\nthree\n");
     if more.is_empty() {
         wait("what was removed is gone there", || {
             !pfs.real("d/two").exists()
         });
     }
-    really_gone(&array, &pfs);
+    really_gone(&cluster, &pfs);
 }
 
 /// Somebody has deleted all files, and confirms it: then the files are damaged.
-fn really_gone(array: &Array, pfs: &Pfs) {
+fn really_gone(cluster: &Cluster, pfs: &Pfs) {
     for file in pfs.files() {
         std::fs::remove_file(file).unwrap();
     }
     std::fs::remove_file(pfs.real(".tidemill-store")).unwrap();
-    let scrub = || array.run(&["scrub", "/d", "--wait"]);
+    let scrub = || cluster.run(&["scrub", "/d", "--wait"]);
     scrub();
     wait("it is told as a store that is away", || {
-        let status = array.run(&["status"]).out;
+        let status = cluster.run(&["status"]).out;
         status.contains("nothing is there")
     });
-    assert!(!array.run(&["health"]).out.contains("/d/one"));
+    assert!(!cluster.run(&["health"]).out.contains("/d/one"));
     std::fs::write(pfs.real(".tidemill-store"), "").unwrap();
     wait("it is damage", || {
         scrub();
-        array.run(&["health"]).out.contains("/d/one")
+        cluster.run(&["health"]).out.contains("/d/one")
     });
-    array.sh("rm -r d; mkdir d; setfattr -n user.tidemill.node -v 1 d; echo new > d/new");
+    cluster.sh("rm -r d; mkdir d; setfattr -n user.tidemill.node -v 1 d; echo new > d/new");
     wait("it goes on", || {
-        let outside = array.json(&["status"])["nodes"][1]["outside"].clone();
+        let outside = cluster.json(&["status"])["nodes"][1]["outside"].clone();
         outside["waiting"] == 0 && outside["objects"] == 1
     });
 }
@@ -390,17 +394,17 @@ fn read_only_store_gets_no_drained_files() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };
-    cloud.array.add_node(&["--tier", "burst"]);
-    cloud.array.wait_for_nodes(4);
-    let array = &cloud.array;
-    array.json(&["bridge", "remove", "cloud"]);
+    cloud.cluster.add_node(&["--tier", "burst"]);
+    cloud.cluster.wait_for_nodes(4);
+    let cluster = &cloud.cluster;
+    cluster.json(&["bridge", "remove", "cloud"]);
     let uri = format!("s3://bucket/top?endpoint=http://{}", cloud.store.address);
-    array.json(&["bridge", "add", "cloud", &uri, "--read-only"]);
-    array.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
-    array.sh("for n in 0 1 2 3 4 5 6 7; do echo $n > cloud/$n; done");
-    let on = |n: u32| nodes(array, &format!("/cloud/{n}"));
+    cluster.json(&["bridge", "add", "cloud", &uri, "--read-only"]);
+    cluster.json(&["bridge", "bind", "cloud", "/cloud", "--every", "0"]);
+    cluster.sh("for n in 0 1 2 3 4 5 6 7; do echo $n > cloud/$n; done");
+    let on = |n: u32| nodes(cluster, &format!("/cloud/{n}"));
     assert!((0..8).all(|n| on(n) == [3]), "they are in the burst tier");
-    array.run(&["drain", "/cloud", "--free", "--wait"]);
+    cluster.run(&["drain", "/cloud", "--free", "--wait"]);
     for n in 0..8 {
         assert!(matches!(on(n)[..], [0 | 1]), "{n} is on {:?}", on(n));
     }
@@ -409,5 +413,5 @@ fn read_only_store_gets_no_drained_files() {
         names.iter().all(|name| name.starts_with("top/.tidemill-")),
         "{names:?}"
     );
-    assert_eq!(array.sh("cat cloud/*"), "0\n1\n2\n3\n4\n5\n6\n7\n");
+    assert_eq!(cluster.sh("cat cloud/*"), "0\n1\n2\n3\n4\n5\n6\n7\n");
 }

@@ -1,6 +1,6 @@
-//! Tests stores outside of the array: imports and exports, permissions, and the places where keys are not stored.
+//! Tests stores outside of the cluster: imports and exports, permissions, and the places where keys are not stored.
 
-use crate::array::{Array, said, wait};
+use crate::cluster::{Cluster, said, wait};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -10,29 +10,29 @@ const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 const SECRET: &str = "hush-hush-hush";
 
 /// Returns some counts from the output of an import, export or sync.
-fn counts(array: &Array, args: &[&str]) -> [u64; 4] {
-    let told = array.json(args);
+fn counts(cluster: &Cluster, args: &[&str]) -> [u64; 4] {
+    let told = cluster.json(args);
     ["files", "same", "deleted", "passed_by"].map(|what| told[what].as_u64().unwrap())
 }
 
-fn add(array: &Array, name: &str, folder: &Path) {
-    std::fs::create_dir_all(folder).unwrap();
-    array.json(&[
+fn add(cluster: &Cluster, name: &str, directory: &Path) {
+    std::fs::create_dir_all(directory).unwrap();
+    cluster.json(&[
         "bridge",
         "add",
         name,
-        &format!("file://{}", folder.display()),
+        &format!("file://{}", directory.display()),
     ]);
 }
 
 #[test]
 fn import_and_export_copy_files_and_skip_existing_ones() {
-    let Some(array) = Array::start() else {
+    let Some(cluster) = Cluster::start() else {
         return;
     };
-    let (source, out) = (array.path("source"), array.path("out"));
-    add(&array, "source", &source);
-    add(&array, "out", &out);
+    let (source, out) = (cluster.path("source"), cluster.path("out"));
+    add(&cluster, "source", &source);
+    add(&cluster, "out", &out);
     std::fs::create_dir_all(source.join("run/deep")).unwrap();
     for (name, content) in [
         ("run/a.nc", "aa"),
@@ -42,94 +42,95 @@ fn import_and_export_copy_files_and_skip_existing_ones() {
         std::fs::write(source.join(name), content).unwrap();
     }
     symlink("/etc/passwd", source.join("run/link")).unwrap();
-    assert!(array.run(&["bridge", "check", "source"]).ok);
+    assert!(cluster.run(&["bridge", "check", "source"]).ok);
     assert_eq!(
-        counts(&array, &["import", "source/run", "/raw"]),
+        counts(&cluster, &["import", "source/run", "/raw"]),
         [3, 0, 0, 1]
     );
     assert_eq!(
-        array.sh("cat raw/a.nc raw/b.txt raw/deep/c.nc; find raw -type l"),
+        cluster.sh("cat raw/a.nc raw/b.txt raw/deep/c.nc; find raw -type l"),
         "aaccc"
     );
     assert_eq!(
-        counts(&array, &["import", "source/run", "/raw"]),
+        counts(&cluster, &["import", "source/run", "/raw"]),
         [0, 3, 0, 1]
     );
     // Only files that were changed at either end are copied again.
     std::fs::write(source.join("run/a.nc"), "AA").unwrap();
-    array.sh("echo mine > raw/b.txt");
+    cluster.sh("echo mine > raw/b.txt");
     assert_eq!(
-        counts(&array, &["import", "source/run/**/*.nc", "/raw"]),
+        counts(&cluster, &["import", "source/run/**/*.nc", "/raw"]),
         [1, 1, 0, 1]
     );
     assert_eq!(
-        counts(&array, &["import", "source/run/b.txt", "/raw"]),
+        counts(&cluster, &["import", "source/run/b.txt", "/raw"]),
         [1, 0, 0, 0]
     );
-    assert_eq!(array.sh("cat raw/a.nc raw/b.txt"), "AA");
-    let nothing = array.run(&["import", "source/none", "/raw"]);
+    assert_eq!(cluster.sh("cat raw/a.nc raw/b.txt"), "AA");
+    let nothing = cluster.run(&["import", "source/none", "/raw"]);
     assert!(
         !nothing.ok && nothing.err.contains("none"),
         "{}",
         nothing.err
     );
 
-    assert_eq!(counts(&array, &["export", "/raw", "out/x"]), [3, 0, 0, 0]);
+    assert_eq!(counts(&cluster, &["export", "/raw", "out/x"]), [3, 0, 0, 0]);
     assert_eq!(std::fs::read(out.join("x/deep/c.nc")).unwrap(), b"ccc");
     assert_eq!(
-        counts(&array, &["export", "/raw/*.nc", "out/x"]),
+        counts(&cluster, &["export", "/raw/*.nc", "out/x"]),
         [0, 1, 0, 0]
     );
     std::fs::write(out.join("x/a.nc"), "no").unwrap();
     std::fs::write(out.join("x/old"), "old").unwrap();
-    array.sh("rm raw/b.txt");
+    cluster.sh("rm raw/b.txt");
     assert_eq!(
-        counts(&array, &["sync", "/raw", "out/x", "--delete"]),
+        counts(&cluster, &["sync", "/raw", "out/x", "--delete"]),
         [1, 1, 2, 0]
     );
     assert_eq!(std::fs::read(out.join("x/a.nc")).unwrap(), b"AA");
     assert!(!out.join("x/old").exists() && !out.join("x/b.txt").exists());
-    array.sh("echo new > raw/new");
-    // Files that came from the array are known to be the same.
+    cluster.sh("echo new > raw/new");
+    // Files that came from the cluster are known to be the same.
     assert_eq!(
-        counts(&array, &["sync", "out/x", "/raw", "--delete"]),
+        counts(&cluster, &["sync", "out/x", "/raw", "--delete"]),
         [0, 2, 1, 0]
     );
-    // A file is not a folder whose other files can be deleted.
-    assert!(!array.run(&["sync", "out/x/a.nc", "/raw", "--delete"]).ok);
+    // A file is not a directory whose other files can be deleted.
+    assert!(!cluster.run(&["sync", "out/x/a.nc", "/raw", "--delete"]).ok);
     assert_eq!(
-        array.sh("find raw -type f | sort"),
+        cluster.sh("find raw -type f | sort"),
         "raw/a.nc\nraw/deep/c.nc\n"
     );
-    let text = array.run(&["bridge", "list"]).out;
+    let text = cluster.run(&["bridge", "list"]).out;
     assert!(
         text.contains("source") && text.contains("file://"),
         "{text}"
     );
-    assert!(array.run(&["bridge", "remove", "out"]).ok && out.join("x/a.nc").exists());
-    assert!(!array.run(&["export", "/raw", "out/x"]).ok);
+    assert!(cluster.run(&["bridge", "remove", "out"]).ok && out.join("x/a.nc").exists());
+    assert!(!cluster.run(&["export", "/raw", "out/x"]).ok);
 }
 
 #[test]
 fn bridge_respects_rights_and_only_administrators_add_it() {
-    let Some(array) = Array::start() else {
+    let Some(cluster) = Cluster::start() else {
         return;
     };
-    let (source, out) = (array.path("source"), array.path("out"));
-    add(&array, "source", &source);
-    add(&array, "out", &out);
+    let (source, out) = (cluster.path("source"), cluster.path("out"));
+    add(&cluster, "source", &source);
+    add(&cluster, "out", &out);
     let uri = format!("file://{}", source.display());
-    array.json(&["bridge", "add", "kept", &uri, "--read-only"]);
+    cluster.json(&["bridge", "add", "kept", &uri, "--read-only"]);
     std::fs::write(source.join("open"), "open").unwrap();
     std::fs::write(source.join("secret"), "secret").unwrap();
     std::fs::set_permissions(source.join("secret"), PermissionsExt::from_mode(0o600)).unwrap();
-    array.sh("mkdir d theirs; echo x > d/private; chmod 600 d/private; chmod 777 theirs");
+    cluster.sh("mkdir d theirs; echo x > d/private; chmod 600 d/private; chmod 777 theirs");
     std::fs::set_permissions(&out, PermissionsExt::from_mode(0o777)).unwrap();
-    let stranger = |args: &str| array.try_sh(&format!("{STRANGER} {:?} {args}", array.tidemill()));
+    let stranger =
+        |args: &str| cluster.try_sh(&format!("{STRANGER} {:?} {args}", cluster.tidemill()));
     for args in ["bridge add mine file:///tmp", "bridge remove source"] {
         let refused = stranger(args);
         assert!(
-            !refused.ok && refused.err.contains("only root"),
+            !refused.ok && refused.err.contains("only an administrator"),
             "{}",
             refused.err
         );
@@ -142,7 +143,7 @@ fn bridge_respects_rights_and_only_administrators_add_it() {
         import.err
     );
     assert_eq!(
-        array.sh("cat theirs/open; stat -c %u theirs/open; ls theirs"),
+        cluster.sh("cat theirs/open; stat -c %u theirs/open; ls theirs"),
         "open65534\nopen\n"
     );
     assert!(!stranger("import source /d").ok);
@@ -153,47 +154,47 @@ fn bridge_respects_rights_and_only_administrators_add_it() {
         export.err
     );
     assert_eq!(std::fs::read_dir(&out).unwrap().count(), 0);
-    array.sh("echo x > theirs/new");
+    cluster.sh("echo x > theirs/new");
     assert!(!stranger("export /theirs source").ok && !source.join("new").exists());
-    let kept = array.run(&["export", "/d", "kept"]);
+    let kept = cluster.run(&["export", "/d", "kept"]);
     assert!(!kept.ok && kept.err.contains("read only"), "{}", kept.err);
-    assert!(!array.run(&["bridge", "add", "source", &uri]).ok);
-    assert!(!array.run(&["bridge", "add", "../x", &uri]).ok);
-    assert!(!array.run(&["import", "nowhere/x", "/d"]).ok);
+    assert!(!cluster.run(&["bridge", "add", "source", &uri]).ok);
+    assert!(!cluster.run(&["bridge", "add", "../x", &uri]).ok);
+    assert!(!cluster.run(&["import", "nowhere/x", "/d"]).ok);
 }
 
 #[test]
 fn killed_copy_restarts_and_shows_no_partial_file() {
-    let Some(array) = Array::start() else {
+    let Some(cluster) = Cluster::start() else {
         return;
     };
-    let (source, out) = (array.path("source"), array.path("out"));
-    add(&array, "source", &source);
-    add(&array, "out", &out);
+    let (source, out) = (cluster.path("source"), cluster.path("out"));
+    add(&cluster, "source", &source);
+    add(&cluster, "out", &out);
     for number in 0..12_u8 {
         std::fs::write(source.join(number.to_string()), vec![number + 1; 500_000]).unwrap();
     }
     let begin = |args: &[&str]| {
-        let mut command = array.tidemill();
+        let mut command = cluster.tidemill();
         command.args(args).args(["--limit", "1MB"]).spawn().unwrap()
     };
     let noted = |name: &str| {
         let find = format!(
             "for f in raw/*; do getfattr -n user.bridge.{name} $f 2>/dev/null || true; done"
         );
-        array.sh(&find).contains("tag")
+        cluster.sh(&find).contains("tag")
     };
-    array.sh("mkdir raw");
+    cluster.sh("mkdir raw");
     let mut import = begin(&["import", "source", "/raw"]);
     wait("a file has come", || noted("source"));
     import.kill().unwrap();
     import.wait().unwrap();
     // A file that was just begun may exist, without any content.
-    let halves = array.sh("find raw -type f -size +0c -not -size 500000c");
+    let halves = cluster.sh("find raw -type f -size +0c -not -size 500000c");
     assert_eq!(halves, "");
-    let [files, same, ..] = counts(&array, &["import", "source", "/raw"]);
+    let [files, same, ..] = counts(&cluster, &["import", "source", "/raw"]);
     assert!(files + same == 12 && same > 0, "{files} {same}");
-    array.sh(&format!("diff -r {source:?} raw"));
+    cluster.sh(&format!("diff -r {source:?} raw"));
 
     let mut export = begin(&["export", "/raw", "out"]);
     let seen = || {
@@ -208,9 +209,9 @@ fn killed_copy_restarts_and_shows_no_partial_file() {
     export.kill().unwrap();
     export.wait().unwrap();
     assert!(seen().iter().all(|&length| length == 500_000));
-    let [files, same, ..] = counts(&array, &["export", "/raw", "out"]);
+    let [files, same, ..] = counts(&cluster, &["export", "/raw", "out"]);
     assert!(files + same == 12 && same > 0, "{files} {same}");
-    array.sh(&format!("diff -r {source:?} {out:?}"));
+    cluster.sh(&format!("diff -r {source:?} {out:?}"));
 }
 
 /// Starts a store that refuses all keys; it sends the keys that it received.
@@ -236,31 +237,31 @@ fn refusing() -> (String, std::sync::mpsc::Receiver<String>) {
 
 #[test]
 fn keys_are_sent_to_their_store_only() {
-    let Some(array) = Array::start() else {
+    let Some(cluster) = Cluster::start() else {
         return;
     };
     let (address, shown) = refusing();
     let uri = format!("s3://bucket/x?endpoint=http://{address}");
-    array.json(&["bridge", "add", "cloud", &uri]);
+    cluster.json(&["bridge", "add", "cloud", &uri]);
     for bad in [
         format!("https://me:{SECRET}@host/"),
         format!("s3://bucket?secret_access_key={SECRET}"),
         format!("{uri}&token={SECRET}"),
     ] {
-        let refused = array.run(&["bridge", "add", "bad", &bad]);
+        let refused = cluster.run(&["bridge", "add", "bad", &bad]);
         assert!(
             !refused.ok && !refused.err.contains(SECRET),
             "{}",
             refused.err
         );
     }
-    let keys = array.path("config/tidemill/bridges/cloud");
+    let keys = cluster.path("config/tidemill/bridges/cloud");
     std::fs::create_dir_all(keys.parent().unwrap()).unwrap();
     let text = format!("access_key_id = \"me-me-me\"\nsecret_access_key = \"{SECRET}\"\n");
     std::fs::write(&keys, text).unwrap();
     let with_keys = |args: &[&str]| {
-        let mut command = array.tidemill();
-        command.env("XDG_CONFIG_HOME", array.path("config"));
+        let mut command = cluster.tidemill();
+        command.env("XDG_CONFIG_HOME", cluster.path("config"));
         said(command.args(args).output().unwrap())
     };
     std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o644)).unwrap();
@@ -268,7 +269,7 @@ fn keys_are_sent_to_their_store_only() {
     assert!(!open.ok && open.err.contains("chmod 600"), "{}", open.err);
     assert!(shown.try_recv().is_err(), "the store was asked");
     std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
-    array.sh("mkdir d; echo x > d/f");
+    cluster.sh("mkdir d; echo x > d/f");
     for args in [
         &["bridge", "check", "cloud", "-vv"][..],
         &["import", "cloud/a", "/raw", "-vv"],
@@ -283,7 +284,7 @@ fn keys_are_sent_to_their_store_only() {
     assert!(asked.contains("me-me-me/") && !asked.contains(SECRET));
     let found = format!(
         "grep -rlF -e {SECRET} -e me-me-me {0:?} --exclude-dir=mnt --exclude-dir=config || true",
-        array.path(".")
+        cluster.path(".")
     );
-    assert_eq!(array.sh(&found), "");
+    assert_eq!(cluster.sh(&found), "");
 }

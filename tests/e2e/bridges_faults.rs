@@ -1,7 +1,7 @@
-//! Tests stores outside of the array that are full, busy, or refuse the keys, and arrays that are full: no file is lost, the reason is
+//! Tests stores outside of the cluster that are full, busy, or refuse the keys, and clusters that are full: no file is lost, the reason is
 //! reported, and the work continues afterwards.
 
-use crate::array::{Array, Device, Options, Said, said, wait};
+use crate::cluster::{Cluster, Device, Options, Said, said, wait};
 use crate::outside::{nodes, noise};
 use crate::packs::files_below;
 use crate::stand_in::{StandIn, Strike, Upload};
@@ -14,10 +14,10 @@ const BYTES: usize = 1_000_000;
 /// Number of requests of a drain of two files to its store.
 const STEPS: usize = 14;
 
-fn fill(folder: &Path) {
-    std::fs::create_dir_all(folder).unwrap();
+fn fill(directory: &Path) {
+    std::fs::create_dir_all(directory).unwrap();
     for number in 0..FILES {
-        std::fs::write(folder.join(number.to_string()), content(number)).unwrap();
+        std::fs::write(directory.join(number.to_string()), content(number)).unwrap();
     }
 }
 
@@ -26,8 +26,8 @@ fn content(number: usize) -> Vec<u8> {
 }
 
 /// Returns the number of files with content, which must be the content that was copied.
-fn whole(folder: &Path) -> usize {
-    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+fn whole(directory: &Path) -> usize {
+    let files = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let files = files.filter(|file| file.metadata().unwrap().len() > 0);
     let mut count = 0;
     for file in files {
@@ -39,106 +39,106 @@ fn whole(folder: &Path) -> usize {
 }
 
 #[test]
-fn import_into_full_array_keeps_whole_files_and_resumes() {
+fn import_into_full_cluster_keeps_whole_files_and_resumes() {
     let mut device = None;
     let options = Options {
         nodes: 1,
         ..Options::default()
     };
-    let started = Array::prepared(options, |array| {
-        device = Some(Device::new(array.node_folder(0), "128m"));
+    let started = Cluster::prepared(options, |cluster| {
+        device = Some(Device::new(cluster.node_directory(0), "128m"));
     });
-    let (Some(array), Some(device)) = (started, device) else {
+    let (Some(cluster), Some(device)) = (started, device) else {
         return;
     };
-    let source = array.path("source");
+    let source = cluster.path("source");
     fill(&source);
-    array.json(&[
+    cluster.json(&[
         "bridge",
         "add",
         "source",
         &format!("file://{}", source.display()),
     ]);
-    let mut import = array.tidemill();
+    let mut import = cluster.tidemill();
     import.args(["import", "source", "/raw", "--limit", "2MB"]);
     import
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped());
     let import = import.spawn().unwrap();
-    wait("a file has come", || whole(&array.at("raw")) > 0);
+    wait("a file has come", || whole(&cluster.at("raw")) > 0);
     device.fill();
     let full = said(import.wait_with_output().unwrap());
     assert!(!full.ok, "{}", full.out);
     assert!(full.err.contains("full"), "{}", full.err);
-    let before = whole(&array.at("raw"));
+    let before = whole(&cluster.at("raw"));
     assert!((1..FILES).contains(&before));
     device.free();
     wait("there is room", || {
-        let said = array.run(&["import", "source", "/raw"]);
-        said.ok && whole(&array.at("raw")) == FILES
+        let said = cluster.run(&["import", "source", "/raw"]);
+        said.ok && whole(&cluster.at("raw")) == FILES
     });
-    let again = array.json(&["import", "source", "/raw"]);
+    let again = cluster.json(&["import", "source", "/raw"]);
     assert_eq!(
         (&again["files"], &again["same"]),
         (&0.into(), &FILES.into())
     );
-    assert!(array.run(&["check"]).ok);
+    assert!(cluster.run(&["check"]).ok);
 }
 
-/// Starts an array in which node 0 is in the burst tier and node 1 has its files outside; there is no other.
-fn burst(uri: &str, more: &[&str]) -> Option<Array> {
-    let mut array = Array::with(Options {
+/// Starts a cluster in which node 0 is in the burst tier and node 1 has its files outside; there is no other.
+fn burst(uri: &str, more: &[&str]) -> Option<Cluster> {
+    let mut cluster = Cluster::with(Options {
         nodes: 0,
         mount: false,
         server_args: vec!["--drain-after".into(), "1s".into()],
         ..Options::default()
     })?;
-    array.add_node(&["--tier", "burst"]);
-    array.add_node(&[&["--outside", uri, "--near", "1MiB"], more].concat());
-    array.start_mount();
-    Some(array)
+    cluster.add_node(&["--tier", "burst"]);
+    cluster.add_node(&[&["--outside", uri, "--near", "1MiB"], more].concat());
+    cluster.start_mount();
+    Some(cluster)
 }
 
-fn told(array: &Array) -> String {
-    array.run(&["status"]).out
+fn told(cluster: &Cluster) -> String {
+    cluster.run(&["status"]).out
 }
 
-fn drained(array: &Array, names: &[&str]) -> bool {
-    array.run(&["drain", "/d", "--free"]);
+fn drained(cluster: &Cluster, names: &[&str]) -> bool {
+    cluster.run(&["drain", "/d", "--free"]);
     names
         .iter()
-        .all(|name| nodes(array, &format!("/d/{name}")) == [1])
+        .all(|name| nodes(cluster, &format!("/d/{name}")) == [1])
 }
 
 #[test]
 fn full_store_keeps_file_in_tier_until_it_has_space() {
-    let folder = tempfile::tempdir().unwrap();
-    let pfs = folder.path().join("pfs");
+    let directory = tempfile::tempdir().unwrap();
+    let pfs = directory.path().join("pfs");
     let device = Device::new(pfs.clone(), "32m");
     let uri = format!("file://{}", pfs.display());
-    let Some(array) = burst(&uri, &[]) else {
+    let Some(cluster) = burst(&uri, &[]) else {
         return;
     };
-    array.sh("mkdir d; echo first > d/first");
-    wait("it has drained", || drained(&array, &["first"]));
+    cluster.sh("mkdir d; echo first > d/first");
+    wait("it has drained", || drained(&cluster, &["first"]));
     device.fill();
-    std::fs::write(array.at("d/large"), noise(1)).unwrap();
-    array.sh("echo small > d/small");
-    array.run(&["drain", "/d"]);
-    wait("it is told", || told(&array).contains("No space left"));
-    assert_eq!(nodes(&array, "/d/large"), [0]);
-    assert!(std::fs::read(array.at("d/large")).unwrap() == noise(1));
+    std::fs::write(cluster.at("d/large"), noise(1)).unwrap();
+    cluster.sh("echo small > d/small");
+    cluster.run(&["drain", "/d"]);
+    wait("it is told", || told(&cluster).contains("No space left"));
+    assert_eq!(nodes(&cluster, "/d/large"), [0]);
+    assert!(std::fs::read(cluster.at("d/large")).unwrap() == noise(1));
     let there = files_below(&pfs);
     assert_eq!(there, [pfs.join("d/first"), pfs.join("filler")]);
     device.free();
-    wait("all has drained", || drained(&array, &["large", "small"]));
+    wait("all has drained", || drained(&cluster, &["large", "small"]));
     assert!(std::fs::read(pfs.join("d/large")).unwrap() == noise(1));
     assert_eq!(std::fs::read(pfs.join("d/small")).unwrap(), b"small\n");
     assert_eq!(files_below(&pfs).len(), 3);
     wait("nothing is told any more", || {
-        !told(&array).contains("No space left")
+        !told(&cluster).contains("No space left")
     });
-    assert!(array.run(&["check"]).ok);
+    assert!(cluster.run(&["check"]).ok);
 }
 
 /// The store is overloaded, refuses the keys, or has another clock.
@@ -147,10 +147,10 @@ fn refusing_store_gets_files_later_and_reason_is_shown() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let store = runtime.block_on(StandIn::start());
     let uri = format!("s3://bucket/top?endpoint=http://{}", store.address);
-    let Some(mut array) = burst(&uri, &[]) else {
+    let Some(mut cluster) = burst(&uri, &[]) else {
         return;
     };
-    array.sh("mkdir d");
+    cluster.sh("mkdir d");
     for (name, (status, code), why) in [
         (
             "skewed",
@@ -161,21 +161,21 @@ fn refusing_store_gets_files_later_and_reason_is_shown() {
         ("busy", (503, "SlowDown"), "too much to do"),
     ] {
         store.state().deny = Some((status, code));
-        std::fs::write(array.at(format!("d/{name}").as_str()), noise(1)).unwrap();
-        array.run(&["drain", "/d"]);
-        wait("it is told", || told(&array).contains(why));
-        assert_eq!(nodes(&array, &format!("/d/{name}")), [0]);
+        std::fs::write(cluster.at(format!("d/{name}").as_str()), noise(1)).unwrap();
+        cluster.run(&["drain", "/d"]);
+        wait("it is told", || told(&cluster).contains(why));
+        assert_eq!(nodes(&cluster, &format!("/d/{name}")), [0]);
         assert!(store.state().denied > 0);
         store.state().deny = None;
-        wait("it has drained", || drained(&array, &[name]));
+        wait("it has drained", || drained(&cluster, &[name]));
         let key = format!("top/d/{name}");
         assert!(store.state().objects[&key].0 == noise(1));
         assert!(store.state().uploads.is_empty());
-        wait("nothing is told any more", || !told(&array).contains(why));
+        wait("nothing is told any more", || !told(&cluster).contains(why));
     }
-    array.kill_mount();
-    array.start_mount();
-    array.sh("cmp d/skewed d/revoked; cmp d/revoked d/busy");
+    cluster.kill_mount();
+    cluster.start_mount();
+    cluster.sh("cmp d/skewed d/revoked; cmp d/revoked d/busy");
 }
 
 /// A multipart upload that fails leaves none of its parts and is started again.
@@ -184,18 +184,18 @@ fn failed_upload_of_large_file_leaves_no_part_and_retries() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let store = runtime.block_on(StandIn::start());
     let uri = format!("s3://bucket/top?endpoint=http://{}", store.address);
-    let Some(array) = burst(&uri, &[]) else {
+    let Some(cluster) = burst(&uri, &[]) else {
         return;
     };
     store.state().bad_part = Some(2);
-    array.sh("mkdir d; head -c 40000000 /dev/urandom > d/large; sha256sum d/large > sum");
-    array.run(&["drain", "/d"]);
-    wait("it is told", || told(&array).contains("InvalidPart"));
+    cluster.sh("mkdir d; head -c 40000000 /dev/urandom > d/large; sha256sum d/large > sum");
+    cluster.run(&["drain", "/d"]);
+    wait("it is told", || told(&cluster).contains("InvalidPart"));
     assert!(!store.state().objects.contains_key("top/d/large"));
     store.state().bad_part = None;
-    wait("it has drained", || drained(&array, &["large"]));
+    wait("it has drained", || drained(&cluster, &["large"]));
     assert!(store.state().uploads.is_empty());
-    array.sh("sha256sum --quiet -c sum");
+    cluster.sh("sha256sum --quiet -c sum");
 }
 
 /// The node is killed at its first request to the store, at its second and so on, before the request is done or
@@ -205,7 +205,7 @@ fn node_killed_at_each_drain_step_leaves_files_whole() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let store = runtime.block_on(StandIn::start());
     let uri = format!("s3://bucket/top?endpoint=http://{}", store.address);
-    let Some(mut array) = burst(&uri, &[]) else {
+    let Some(mut cluster) = burst(&uri, &[]) else {
         return;
     };
     let theirs = Upload {
@@ -214,8 +214,10 @@ fn node_killed_at_each_drain_step_leaves_files_whole() {
         ..Upload::default()
     };
     store.state().uploads.insert("theirs".into(), theirs);
-    array.sh("mkdir d; echo first > d/same");
-    wait("the first version is there", || drained(&array, &["same"]));
+    cluster.sh("mkdir d; echo first > d/same");
+    wait("the first version is there", || {
+        drained(&cluster, &["same"])
+    });
     let mut struck = 0;
     for step in 0..STEPS {
         let (told, strikes) = std::sync::mpsc::channel();
@@ -225,24 +227,24 @@ fn node_killed_at_each_drain_step_leaves_files_whole() {
             told,
         });
         let large = format!("large-{step}");
-        array.sh(&format!(
+        cluster.sh(&format!(
             "head -c 40000000 /dev/urandom > d/{large}; echo {step} > d/same; (cd d; sha256sum {large} same) > sums"
         ));
         wait("all is there", || {
             if strikes.try_recv().is_ok() {
                 struck += 1;
-                array.restart_node(1, &["--outside", &uri, "--near", "1MiB"]);
-                array.wait_for_nodes(2);
+                cluster.restart_node(1, &["--outside", &uri, "--near", "1MiB"]);
+                cluster.wait_for_nodes(2);
             }
-            drained(&array, &["same", &large])
+            drained(&cluster, &["same", &large])
         });
         store.state().strike = None;
-        array.sh("cd d; sha256sum --quiet -c ../sums");
+        cluster.sh("cd d; sha256sum --quiet -c ../sums");
         let state = store.state();
         assert!(state.objects["top/d/same"].0 == format!("{step}\n").into_bytes());
         assert_eq!(state.objects[&format!("top/d/{large}")].0.len(), 40_000_000);
         drop(state);
-        array.sh(&format!("rm d/{large}"));
+        cluster.sh(&format!("rm d/{large}"));
         wait("nothing else is left", || {
             let state = store.state();
             let names = state.objects.keys();
@@ -251,26 +253,28 @@ fn node_killed_at_each_drain_step_leaves_files_whole() {
         });
     }
     assert!(struck > STEPS / 2);
-    assert!(array.run(&["check"]).ok);
+    assert!(cluster.run(&["check"]).ok);
 }
 
 /// The keys are revoked while files are copied, and are valid again later.
 #[test]
 fn copy_with_revoked_keys_continues_when_they_are_valid() {
-    let Some(array) = Array::start() else { return };
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let store = runtime.block_on(StandIn::start());
     let key = |key: &str| store.state().key = Some(key.into());
     key("me");
     let uri = format!("s3://bucket/top?endpoint=http://{}", store.address);
-    array.json(&["bridge", "add", "cloud", &uri]);
-    let keys = array.path("keys");
+    cluster.json(&["bridge", "add", "cloud", &uri]);
+    let keys = cluster.path("keys");
     let text = "access_key_id = \"me\"\nsecret_access_key = \"hush-hush\"\n";
     std::fs::write(&keys, text).unwrap();
     std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
     let keys = keys.display().to_string();
     let begin = |args: &[&str]| {
-        let mut command = array.tidemill();
+        let mut command = cluster.tidemill();
         command.args(args).args(["--keys", &keys, "--limit", "2MB"]);
         command.stdout(std::process::Stdio::piped());
         command
@@ -287,10 +291,10 @@ fn copy_with_revoked_keys_continues_when_they_are_valid() {
         store.put(&format!("top/in/{number}"), content(number));
     }
     let import = begin(&["import", "cloud/in", "/raw"]);
-    wait("a file has come", || whole(&array.at("raw")) > 0);
+    wait("a file has come", || whole(&cluster.at("raw")) > 0);
     key("other");
     refused(said(import.wait_with_output().unwrap()));
-    assert!((1..FILES).contains(&whole(&array.at("raw"))));
+    assert!((1..FILES).contains(&whole(&cluster.at("raw"))));
     key("me");
     let ended = said(
         begin(&["import", "cloud/in", "/raw"])
@@ -298,7 +302,7 @@ fn copy_with_revoked_keys_continues_when_they_are_valid() {
             .unwrap(),
     );
     assert!(ended.ok, "{}", ended.err);
-    assert_eq!(whole(&array.at("raw")), FILES);
+    assert_eq!(whole(&cluster.at("raw")), FILES);
 
     let there = || {
         let state = store.state();

@@ -1,6 +1,6 @@
-//! Tests `/bridges` in the mount: programs see the objects of stores outside of the array, if their user may.
+//! Tests `/bridges` in the mount: programs see the objects of stores outside of the cluster, if their user may.
 
-use crate::array::{Array, Options, Said, wait};
+use crate::cluster::{Cluster, Options, Said, wait};
 use crate::stand_in::StandIn;
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
@@ -14,7 +14,7 @@ const BYTES: usize = (9 << 20) + 3;
 const PLACES: [&str; 3] = ["dir", "cloud", "web"];
 
 struct Seen {
-    array: Array,
+    cluster: Cluster,
     store: StandIn,
     /// Configuration of the mount's user, with the keys.
     config: tempfile::TempDir,
@@ -30,42 +30,44 @@ fn noise(mut seed: u64) -> Vec<u8> {
 }
 
 impl Seen {
-    /// Starts an array with a folder, S3 and HTTP as bridges `dir`, `cloud` and `web`; the mount has the keys of `cloud`. `timeout`: time
+    /// Starts a cluster with a directory, S3 and HTTP as bridges `dir`, `cloud` and `web`; the mount has the keys of `cloud`. `timeout`: time
     /// limit for stores, in seconds.
     fn start(timeout: &str) -> Option<Self> {
         let config = tempfile::tempdir().unwrap();
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let store = runtime.block_on(StandIn::start());
-        let array = Array::with(Options {
+        let cluster = Cluster::with(Options {
             mount_env: vec![
                 ("XDG_CONFIG_HOME", config.path().display().to_string()),
                 ("TIDEMILL_MOUNT_BRIDGE_TIMEOUT", timeout.into()),
             ],
             ..Options::default()
         })?;
-        array.sh("test ! -e bridges");
+        cluster.sh("test ! -e bridges");
         store.state().key = Some("me".into());
         let seen = Self {
-            array,
+            cluster,
             store,
             config,
             _runtime: runtime,
         };
         seen.keys("me");
-        std::fs::create_dir_all(seen.folder().join("run/deep")).unwrap();
+        std::fs::create_dir_all(seen.directory().join("run/deep")).unwrap();
         for (name, uri) in [
-            ("dir", format!("file://{}", seen.folder().display())),
+            ("dir", format!("file://{}", seen.directory().display())),
             ("cloud", seen.store.s3()),
             ("web", format!("http://{}/open", seen.store.address)),
         ] {
-            seen.array.json(&["bridge", "add", name, &uri]);
+            seen.cluster.json(&["bridge", "add", name, &uri]);
         }
-        wait("bridges are seen", || seen.array.at("bridges/web").exists());
+        wait("bridges are seen", || {
+            seen.cluster.at("bridges/web").exists()
+        });
         Some(seen)
     }
 
-    fn folder(&self) -> PathBuf {
-        self.array.path("folder")
+    fn directory(&self) -> PathBuf {
+        self.cluster.path("directory")
     }
 
     fn keys_file(&self) -> PathBuf {
@@ -82,7 +84,7 @@ impl Seen {
 
     /// Puts a file into all three stores, and replaces an existing one.
     fn put(&self, name: &str, content: &[u8]) {
-        let (path, part) = (self.folder().join(name), self.folder().join("part"));
+        let (path, part) = (self.directory().join(name), self.directory().join("part"));
         std::fs::write(&part, content).unwrap();
         std::fs::rename(&part, path).unwrap();
         self.store.put(name, content.to_vec());
@@ -90,7 +92,7 @@ impl Seen {
     }
 
     fn refused(&self, script: &str, why: &str) {
-        let said: Said = self.array.try_sh(script);
+        let said: Said = self.cluster.try_sh(script);
         assert!(
             !said.ok && said.err.contains(why),
             "{script}: {}{}",
@@ -105,44 +107,44 @@ fn bridged_store_is_readable_in_mount_by_its_user_only() {
     let Some(seen) = Seen::start("60") else {
         return;
     };
-    let array = &seen.array;
+    let cluster = &seen.cluster;
     let content = noise(1);
     seen.put("run/a.bin", &content);
     seen.put("run/deep/b", b"bb");
-    std::fs::write(array.path("whole"), &content).unwrap();
+    std::fs::write(cluster.path("whole"), &content).unwrap();
     for odd in ["run//x", "run/../y", "run/deep/..", "run/nul\0"] {
         seen.store.put(odd, b"odd".to_vec());
     }
-    symlink("/etc/passwd", seen.folder().join("run/link")).unwrap();
-    symlink("/etc", seen.folder().join("run/away")).unwrap();
-    array.sh("mkfifo ../folder/run/pipe");
-    assert_eq!(array.sh("ls bridges"), "cloud\ndir\nweb\n");
-    // A copy of the array does not include the stores.
-    assert_eq!(array.sh("ls -A"), "kernels\n");
+    symlink("/etc/passwd", seen.directory().join("run/link")).unwrap();
+    symlink("/etc", seen.directory().join("run/away")).unwrap();
+    cluster.sh("mkfifo ../directory/run/pipe");
+    assert_eq!(cluster.sh("ls bridges"), "cloud\ndir\nweb\n");
+    // A copy of the cluster does not include the stores.
+    assert_eq!(cluster.sh("ls -A"), "kernels\n");
     for place in PLACES {
         let path = format!("bridges/{place}/run/a.bin");
-        array.sh(&format!(
+        cluster.sh(&format!(
             "cmp {path} ../whole; cp {path} {place}; cmp {place} ../whole"
         ));
-        array.sh(&format!(
+        cluster.sh(&format!(
             "test $(stat -c %s {path}) = {BYTES}; test -s bridges/{place}/run/deep/b"
         ));
-        array.sh(&format!(
+        cluster.sh(&format!(
             "test $(md5sum < {path} | cut -c-32) = $(md5sum < ../whole | cut -c-32)"
         ));
         let mapped = "import mmap,sys; f=open(sys.argv[1],'rb'); m=mmap.mmap(f.fileno(),0,flags=mmap.MAP_PRIVATE,prot=mmap.PROT_READ|mmap.PROT_WRITE); w=open('../whole','rb').read(); assert m[:]==w; m[0:2]=b'xx'; assert open(sys.argv[1],'rb').read()==w";
-        array.sh(&format!("python3 -c \"{mapped}\" {path}"));
+        cluster.sh(&format!("python3 -c \"{mapped}\" {path}"));
         seen.refused(&format!("cat bridges/{place}/none"), "No such file");
     }
     let all = "run\nrun/a.bin\nrun/deep\nrun/deep/b\n";
-    assert_eq!(array.sh("cd bridges/dir; find * | sort"), all);
-    assert_eq!(array.sh("cd bridges/cloud; find run | sort"), all);
+    assert_eq!(cluster.sh("cd bridges/dir; find * | sort"), all);
+    assert_eq!(cluster.sh("cd bridges/cloud; find run | sort"), all);
     assert_eq!(
-        array.sh("ls bridges/web bridges/web/run"),
+        cluster.sh("ls bridges/web bridges/web/run"),
         "bridges/web:\n\nbridges/web/run:\n"
     );
     assert_eq!(
-        array.sh("stat -c %Y bridges/cloud/run/a.bin"),
+        cluster.sh("stat -c %Y bridges/cloud/run/a.bin"),
         "1767225600\n"
     );
     for name in ["link", "away/passwd", "pipe"] {
@@ -150,7 +152,7 @@ fn bridged_store_is_readable_in_mount_by_its_user_only() {
     }
     nothing_is_written(&seen);
     // The user does not even see entries that the Linux kernel has cached for root.
-    array.sh("ls -lR bridges > /dev/null");
+    cluster.sh("ls -lR bridges > /dev/null");
     for ask in [
         "ls bridges",
         "ls bridges/dir",
@@ -160,7 +162,7 @@ fn bridged_store_is_readable_in_mount_by_its_user_only() {
     ] {
         seen.refused(&format!("{STRANGER} {ask}"), "Permission denied");
     }
-    array.sh(&format!(
+    cluster.sh(&format!(
         "{STRANGER} find . > /dev/null; {STRANGER} stat bridges"
     ));
 }
@@ -196,18 +198,18 @@ fn failing_changing_or_large_stores_harm_nobody_else() {
     large(&seen);
     gone_and_back(&seen);
     wrong_keys(&seen);
-    folders_of_that_name(&seen);
+    directories_of_that_name(&seen);
     // A mount with all these open requests ends, too.
-    seen.array.kill_mount();
-    seen.array.start_mount();
-    seen.array.sh("ls bridges/dir");
+    seen.cluster.kill_mount();
+    seen.cluster.start_mount();
+    seen.cluster.sh("ls bridges/dir");
 }
 
 /// A reader with an open file reads that version, or gets an error; a reader that opens the file after the change reads the new one.
 fn changed_while_open(seen: &Seen) {
     let (old, new) = (noise(1), noise(2));
     seen.put("run/a.bin", &old);
-    let open = PLACES.map(|place| seen.array.at(&format!("bridges/{place}/run/a.bin")));
+    let open = PLACES.map(|place| seen.cluster.at(&format!("bridges/{place}/run/a.bin")));
     let before = open.each_ref().map(|path| {
         let (file, mut bytes) = (File::open(path).unwrap(), [0; 100]);
         file.read_exact_at(&mut bytes, 0).unwrap();
@@ -234,7 +236,7 @@ fn changed_while_open(seen: &Seen) {
     }
 }
 
-/// A folder of many keys is listed in pages, with the known attributes; all readers of one file request each block once.
+/// A directory of many keys is listed in pages, with the known attributes; all readers of one file request each block once.
 fn large(seen: &Seen) {
     for number in 0..10_000 {
         let key = format!("many/{number:05}");
@@ -243,11 +245,11 @@ fn large(seen: &Seen) {
     seen.store.put("many/5/x", vec![0; 1]);
     let before = seen.store.state().lists;
     assert_eq!(
-        seen.array.sh("ls bridges/cloud/many | wc -l").trim(),
+        seen.cluster.sh("ls bridges/cloud/many | wc -l").trim(),
         "10001"
     );
     assert_eq!(
-        seen.array
+        seen.cluster
             .sh("find bridges/cloud/many -size +0c -type f | wc -l")
             .trim(),
         "8572"
@@ -258,8 +260,8 @@ fn large(seen: &Seen) {
         "asked {lists} times for two listings of 11 pages"
     );
     seen.store.put("run/once", noise(3));
-    std::fs::write(seen.array.path("once"), noise(3)).unwrap();
-    seen.array.sh("for i in 1 2 3 4; do cmp bridges/cloud/run/once ../once & p[i]=$!; done; for i in 1 2 3 4; do wait ${p[i]}; done");
+    std::fs::write(seen.cluster.path("once"), noise(3)).unwrap();
+    seen.cluster.sh("for i in 1 2 3 4; do cmp bridges/cloud/run/once ../once & p[i]=$!; done; for i in 1 2 3 4; do wait ${p[i]}; done");
     assert_eq!(seen.store.state().reads["run/once"], 3);
 }
 
@@ -269,11 +271,11 @@ fn gone_and_back(seen: &Seen) {
     seen.store.state().silent = true;
     let asking: Vec<_> = (0..16)
         .map(|number| {
-            let path = seen.array.at(&format!("bridges/cloud/asked-{number}"));
+            let path = seen.cluster.at(&format!("bridges/cloud/asked-{number}"));
             std::thread::spawn(move || std::fs::read(path))
         })
         .collect();
-    seen.array
+    seen.cluster
         .sh("echo x > other; cat other bridges/dir/run/deep/b; rm other; ls bridges");
     for asked in asking {
         let error = asked.join().unwrap().unwrap_err();
@@ -282,19 +284,19 @@ fn gone_and_back(seen: &Seen) {
             .map(rustix::io::Errno::from_raw_os_error);
         assert_eq!(errno, Some(rustix::io::Errno::IO), "{error}");
     }
-    let log = seen.array.log("mount.log");
+    let log = seen.cluster.log("mount.log");
     assert!(
         log.contains("bridge cloud") && log.contains("no answer"),
         "{log}"
     );
     seen.store.state().silent = false;
     wait("the store is back", || {
-        seen.array.try_sh("cat bridges/cloud/run/deep/b").out == "bb"
+        seen.cluster.try_sh("cat bridges/cloud/run/deep/b").out == "bb"
     });
 }
 
 fn wrong_keys(seen: &Seen) {
-    let read = || seen.array.try_sh("cat bridges/cloud/run/deep/b");
+    let read = || seen.cluster.try_sh("cat bridges/cloud/run/deep/b");
     let denied = || {
         let said = read();
         !said.ok && said.err.contains("Permission denied")
@@ -303,34 +305,34 @@ fn wrong_keys(seen: &Seen) {
     wait("wrong keys are refused", denied);
     std::fs::set_permissions(seen.keys_file(), Permissions::from_mode(0o644)).unwrap();
     wait("keys that others can read are refused", || {
-        denied() && seen.array.log("mount.log").contains("chmod 600")
+        denied() && seen.cluster.log("mount.log").contains("chmod 600")
     });
     seen.keys("me");
     wait("the right keys are taken", || read().out == "bb");
-    assert!(!seen.array.log("mount.log").contains(SECRET));
+    assert!(!seen.cluster.log("mount.log").contains(SECRET));
 }
 
-/// A folder of the array with this name takes precedence, and none of its files is lost; a bridge that leads into the mount ends there.
-fn folders_of_that_name(seen: &Seen) {
-    let array = &seen.array;
-    assert!(array.run(&["mkdir", "/bridges"]).ok);
-    wait("the array's own folder is there", || {
-        array.try_sh("echo mine > bridges/f").ok
+/// A directory of the cluster with this name takes precedence, and none of its files is lost; a bridge that leads into the mount ends there.
+fn directories_of_that_name(seen: &Seen) {
+    let cluster = &seen.cluster;
+    assert!(cluster.run(&["mkdir", "/bridges"]).ok);
+    wait("the cluster's own directory is there", || {
+        cluster.try_sh("echo mine > bridges/f").ok
     });
     assert_eq!(
-        array.sh("ls bridges; cat bridges/f; ls"),
+        cluster.sh("ls bridges; cat bridges/f; ls"),
         "f\nmine\nbridges\nkernels\n"
     );
-    array.sh("rm -r bridges");
+    cluster.sh("rm -r bridges");
     wait("bridges are seen again", || {
-        array.at("bridges/dir").exists()
+        cluster.at("bridges/dir").exists()
     });
-    let uri = format!("file://{}", array.path("mnt").display());
-    array.json(&["bridge", "add", "circle", &uri]);
-    wait("it is seen", || array.at("bridges/circle").exists());
-    array.sh("echo x > f; test $(cat bridges/circle/f) = x");
-    let said = array.try_sh("ls bridges/circle/bridges/circle");
+    let uri = format!("file://{}", cluster.path("mnt").display());
+    cluster.json(&["bridge", "add", "circle", &uri]);
+    wait("it is seen", || cluster.at("bridges/circle").exists());
+    cluster.sh("echo x > f; test $(cat bridges/circle/f) = x");
+    let said = cluster.try_sh("ls bridges/circle/bridges/circle");
     assert!(!said.ok, "{}", said.out);
-    array.json(&["bridge", "remove", "circle"]);
-    wait("it is gone", || !array.at("bridges/circle").exists());
+    cluster.json(&["bridge", "remove", "circle"]);
+    wait("it is gone", || !cluster.at("bridges/circle").exists());
 }

@@ -1,30 +1,30 @@
 //! Tests the burst tier: new files are stored on its nodes, and are drained to those that store.
 
-use crate::array::{Array, Options, wait};
+use crate::cluster::{Cluster, Options, wait};
 use serde_json::Value;
 
-/// Starts an array with two nodes that store, and node 2 of the burst tier.
-fn start(args: &[&str]) -> Option<Array> {
+/// Starts a cluster with two nodes that store, and node 2 of the burst tier.
+fn start(args: &[&str]) -> Option<Cluster> {
     configured(&[], args)
 }
 
 /// Starts the same with further arguments of the server.
-fn configured(server: &[&str], args: &[&str]) -> Option<Array> {
-    let mut array = Array::with(Options {
+fn configured(server: &[&str], args: &[&str]) -> Option<Cluster> {
+    let mut cluster = Cluster::with(Options {
         mount: false,
         server_args: server.iter().map(|&arg| arg.to_owned()).collect(),
         ..Options::default()
     })?;
     let mut all = vec!["--tier", "burst"];
     all.extend(args);
-    array.add_node(&all);
-    array.start_mount();
-    Some(array)
+    cluster.add_node(&all);
+    cluster.start_mount();
+    Some(cluster)
 }
 
 /// Returns the nodes that have a file, the first one first, with the states of their copies.
-fn places(array: &Array, path: &str) -> Vec<(u64, String)> {
-    let layout = array.json(&["layout", path]);
+fn places(cluster: &Cluster, path: &str) -> Vec<(u64, String)> {
+    let layout = cluster.json(&["layout", path]);
     let copies = layout["parts"][0]["copies"].as_array().unwrap();
     let place = |copy: &Value| {
         let state = copy["state"].as_str().unwrap().to_owned();
@@ -33,8 +33,8 @@ fn places(array: &Array, path: &str) -> Vec<(u64, String)> {
     copies.iter().map(place).collect()
 }
 
-pub(crate) fn nodes(array: &Array, path: &str) -> Vec<u64> {
-    places(array, path)
+pub(crate) fn nodes(cluster: &Cluster, path: &str) -> Vec<u64> {
+    places(cluster, path)
         .into_iter()
         .map(|(node, _)| node)
         .collect()
@@ -44,16 +44,16 @@ pub(crate) fn nodes(array: &Array, path: &str) -> Vec<u64> {
 /// from the tier. All of this survives `kill -9` of the server and the node.
 #[test]
 fn new_files_go_to_burst_tier_first_and_drain() {
-    let Some(mut array) = start(&[]) else {
+    let Some(mut cluster) = start(&[]) else {
         return;
     };
-    array.sh("mkdir d; for i in $(seq 20); do head -c 100000 /dev/urandom > d/$i; done; sha256sum d/* > /tmp/sums-$$; mv /tmp/sums-$$ sums");
-    std::fs::write(array.path("local"), b"put").unwrap();
-    array.run(&["put", array.path("local").to_str().unwrap(), "/d/put"]);
+    cluster.sh("mkdir d; for i in $(seq 20); do head -c 100000 /dev/urandom > d/$i; done; sha256sum d/* > /tmp/sums-$$; mv /tmp/sums-$$ sums");
+    std::fs::write(cluster.path("local"), b"put").unwrap();
+    cluster.run(&["put", cluster.path("local").to_str().unwrap(), "/d/put"]);
     for path in ["/d/1", "/d/20", "/d/put", "/sums"] {
-        assert_eq!(places(&array, path), [(2, "burst".to_owned())], "{path}");
+        assert_eq!(places(&cluster, path), [(2, "burst".to_owned())], "{path}");
     }
-    let told = array.json(&["status"]);
+    let told = cluster.json(&["status"]);
     let burst = &told["nodes"][2];
     assert_eq!(
         (&burst["tier"], &burst["staged"]["drained"]),
@@ -61,74 +61,74 @@ fn new_files_go_to_burst_tier_first_and_drain() {
     );
     assert_eq!(burst["staged"]["objects"], 22);
     // A user who may not change the files may not have them moved either.
-    let foreign = array.try_sh(&format!(
+    let foreign = cluster.try_sh(&format!(
         "setpriv --reuid 65534 --regid 65534 --clear-groups {:?} drain /d",
-        array.tidemill()
+        cluster.tidemill()
     ));
     assert!(!foreign.ok && foreign.err.contains("/d"), "{}", foreign.err);
-    assert!(!array.run(&["move", "/d/1", "--node", "2"]).ok);
+    assert!(!cluster.run(&["move", "/d/1", "--node", "2"]).ok);
 
-    let begun = array.json(&["drain", "/d"]);
+    let begun = cluster.json(&["drain", "/d"]);
     assert!(begun["objects"].as_u64().unwrap() > 0, "{begun}");
-    array.kill_server();
-    array.kill_node(2);
-    array.start_server();
-    array.start_node(2);
-    array.wait_for_nodes(3);
-    array.run(&["drain", "/d", "--wait"]);
-    let both = places(&array, "/d/7");
+    cluster.kill_server();
+    cluster.kill_node(2);
+    cluster.start_server();
+    cluster.start_node(2);
+    cluster.wait_for_nodes(3);
+    cluster.run(&["drain", "/d", "--wait"]);
+    let both = places(&cluster, "/d/7");
     assert_eq!(
         (both.len(), &both[0]),
         (2, &(2, "burst".to_owned())),
         "{both:?}"
     );
     assert_eq!(both[1].1, "current");
-    assert_eq!(places(&array, "/sums").len(), 1);
-    array.sh("sha256sum --quiet -c sums");
+    assert_eq!(places(&cluster, "/sums").len(), 1);
+    cluster.sh("sha256sum --quiet -c sums");
 
     // A file stays in the tier while a program reads it there.
-    let reader = std::fs::File::open(array.at("d/7")).unwrap();
-    array.run(&["drain", "/d", "--free"]);
+    let reader = std::fs::File::open(cluster.at("d/7")).unwrap();
+    cluster.run(&["drain", "/d", "--free"]);
     wait("the others are gone from the burst tier", || {
-        nodes(&array, "/d/8").len() == 1
+        nodes(&cluster, "/d/8").len() == 1
     });
-    assert_ne!(nodes(&array, "/d/8"), [2]);
-    array.sh("sha256sum --quiet -c sums");
+    assert_ne!(nodes(&cluster, "/d/8"), [2]);
+    cluster.sh("sha256sum --quiet -c sums");
     drop(reader);
-    array.run(&["drain", "/d", "--free", "--wait"]);
-    assert_ne!(nodes(&array, "/d/7"), [2]);
+    cluster.run(&["drain", "/d", "--free", "--wait"]);
+    assert_ne!(nodes(&cluster, "/d/7"), [2]);
 
     // A changed file is written to the tier again; a file to which data is only appended stays in its place.
-    array.sh("echo new > d/8; echo more >> d/9");
-    assert_eq!(nodes(&array, "/d/8"), [2]);
-    assert_ne!(nodes(&array, "/d/9"), [2]);
+    cluster.sh("echo new > d/8; echo more >> d/9");
+    assert_eq!(nodes(&cluster, "/d/8"), [2]);
+    assert_ne!(nodes(&cluster, "/d/9"), [2]);
     // A deleted version leaves no object.
-    array.sh("rm -r d sums");
+    cluster.sh("rm -r d sums");
     wait("the burst tier is empty", || {
-        array.json(&["status"])["nodes"][2]["staged"]["objects"] == 0
+        cluster.json(&["status"])["nodes"][2]["staged"]["objects"] == 0
     });
-    let check = array.run(&["check"]);
+    let check = cluster.run(&["check"]);
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
 /// The writers write eight times the capacity: they wait until the tier drains and are not refused.
 #[test]
 fn writers_wait_for_space_in_burst_tier_and_lose_nothing() {
-    let Some(array) = start(&["--capacity", "64MiB"]) else {
+    let Some(cluster) = start(&["--capacity", "64MiB"]) else {
         return;
     };
-    array.sh("for i in $(seq 64); do head -c 8M /dev/urandom > f$i; done; sha256sum f* > sums");
-    array.sh("sha256sum --quiet -c sums");
-    let first = nodes(&array, "/f1");
+    cluster.sh("for i in $(seq 64); do head -c 8M /dev/urandom > f$i; done; sha256sum f* > sums");
+    cluster.sh("sha256sum --quiet -c sums");
+    let first = nodes(&cluster, "/f1");
     assert!(!first.contains(&2), "{first:?}");
     wait("the tier is emptied to its mark", || {
-        let free = array.json(&["status"])["nodes"][2]["free_bytes"]
+        let free = cluster.json(&["status"])["nodes"][2]["free_bytes"]
             .as_u64()
             .unwrap();
         free >= (64 << 20) / 5
     });
-    array.run(&["drain", "/", "--wait"]);
-    let health = array.json(&["health"]);
+    cluster.run(&["drain", "/", "--wait"]);
+    let health = cluster.json(&["health"]);
     assert_eq!(health["lost"], 0, "{health}");
 }
 
@@ -136,137 +136,137 @@ fn writers_wait_for_space_in_burst_tier_and_lose_nothing() {
 /// space is free again, and no byte is lost.
 #[test]
 fn full_tier_without_stores_blocks_only_file_creation() {
-    let Some(mut array) = start(&["--capacity", "128MiB"]) else {
+    let Some(mut cluster) = start(&["--capacity", "128MiB"]) else {
         return;
     };
-    array.sh("mkdir out; head -c 8M /dev/urandom > first; sha256sum first > sum");
-    array.kill_node(0);
-    array.kill_node(1);
+    cluster.sh("mkdir out; head -c 8M /dev/urandom > first; sha256sum first > sum");
+    cluster.kill_node(0);
+    cluster.kill_node(1);
     let script = "for i in $(seq 40); do head -c 4M /dev/urandom > g$i & done; wait; sha256sum g* > gsums; ls g[0-9]* | wc -l";
     let mut many = std::process::Command::new("sh");
-    many.args(["-ec", script]).current_dir(array.at("out"));
+    many.args(["-ec", script]).current_dir(cluster.at("out"));
     let many = many.stdout(std::process::Stdio::piped()).spawn().unwrap();
     std::thread::sleep(std::time::Duration::from_secs(3));
-    array.sh(
+    cluster.sh(
         "timeout 10 sha256sum --quiet -c sum; timeout 10 ls -l > /dev/null; mkdir d; mv first d/",
     );
-    let put = array.path("put");
+    let put = cluster.path("put");
     std::fs::write(&put, b"put").unwrap();
-    array.kill_server();
-    array.start_server();
-    array.restart_node(0, &[]);
-    array.restart_node(1, &[]);
+    cluster.kill_server();
+    cluster.start_server();
+    cluster.restart_node(0, &[]);
+    cluster.restart_node(1, &[]);
     let said = many.wait_with_output().unwrap();
     assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), "40");
-    array.sh("(cd out; sha256sum --quiet -c gsums); cd d; sha256sum --quiet -c ../sum");
-    let put = array.run(&["put", put.to_str().unwrap(), "/put"]);
+    cluster.sh("(cd out; sha256sum --quiet -c gsums); cd d; sha256sum --quiet -c ../sum");
+    let put = cluster.run(&["put", put.to_str().unwrap(), "/put"]);
     assert!(put.ok, "{}", put.err);
 }
 
 /// A node of the tier is lost for good: drained files exist, undrained files are listed, and no other files are.
 #[test]
 fn drained_files_survive_lost_burst_node_rest_is_listed() {
-    let Some(mut array) = start(&[]) else {
+    let Some(mut cluster) = start(&[]) else {
         return;
     };
-    array.sh("echo kept > kept; echo lost > lost");
-    array.run(&["drain", "/kept", "--wait"]);
-    array.kill_node(2);
-    let said = array.json(&["drain", "/lost"]);
+    cluster.sh("echo kept > kept; echo lost > lost");
+    cluster.run(&["drain", "/kept", "--wait"]);
+    cluster.kill_node(2);
+    let said = cluster.json(&["drain", "/lost"]);
     assert_eq!(said["away"], 2, "{said}");
-    assert_eq!(array.sh("cat kept").trim(), "kept");
-    let removed = array.run(&["node", "remove", "2", "--lose"]);
+    assert_eq!(cluster.sh("cat kept").trim(), "kept");
+    let removed = cluster.run(&["node", "remove", "2", "--lose"]);
     assert!(removed.ok, "{}", removed.err);
-    assert_eq!(array.sh("cat kept").trim(), "kept");
-    assert!(!array.run(&["cat", "/lost"]).ok);
+    assert_eq!(cluster.sh("cat kept").trim(), "kept");
+    assert!(!cluster.run(&["cat", "/lost"]).ok);
     wait("the lost file is named, and no other", || {
-        array.json(&["status"])["copies"]["lost_paths"] == serde_json::json!(["/lost"])
+        cluster.json(&["status"])["copies"]["lost_paths"] == serde_json::json!(["/lost"])
     });
     // New files are stored on nodes that store from then on.
-    array.sh("echo new > new");
-    assert_ne!(nodes(&array, "/new"), [2]);
+    cluster.sh("echo new > new");
+    assert_ne!(nodes(&cluster, "/new"), [2]);
 }
 
 /// Nodes know their own objects, so a lost database changes nothing.
 #[test]
 fn rebuilt_database_drains_remaining_files() {
-    let Some(mut array) = start(&[]) else {
+    let Some(mut cluster) = start(&[]) else {
         return;
     };
-    array.sh("mkdir d; echo a > d/a; echo b > d/b");
-    array.run(&["drain", "/d/a", "--wait"]);
-    array.wait_for_notes();
-    array.rebuild();
+    cluster.sh("mkdir d; echo a > d/a; echo b > d/b");
+    cluster.run(&["drain", "/d/a", "--wait"]);
+    cluster.wait_for_notes();
+    cluster.rebuild();
     wait("the node has said what it has", || {
-        array.json(&["status"])["nodes"][2]["staged"]["objects"] == 2
+        cluster.json(&["status"])["nodes"][2]["staged"]["objects"] == 2
     });
-    array.run(&["drain", "/d", "--free", "--wait"]);
+    cluster.run(&["drain", "/d", "--free", "--wait"]);
     for path in ["/d/a", "/d/b"] {
-        let places = nodes(&array, path);
+        let places = nodes(&cluster, path);
         assert!(places.len() == 1 && places != [2], "{places:?}");
     }
 }
 
-/// `fsync` of a folder with `drained` waits until all files that were closed below it are stored, whichever user wrote them and whatever
+/// `fsync` of a directory with `drained` waits until all files that were closed below it are stored, whichever user wrote them and whatever
 /// process dies.
 #[test]
-fn fsync_of_drained_folder_waits_until_all_below_drained() {
-    let Some(mut array) = configured(&["--drain-after", "1h"], &[]) else {
+fn fsync_of_drained_directory_waits_until_all_below_drained() {
+    let Some(mut cluster) = configured(&["--drain-after", "1h"], &[]) else {
         return;
     };
-    array.sh(
+    cluster.sh(
         "mkdir -p d/deep d/here; setfattr -n user.tidemill.durable -v drained d; setfattr -n user.tidemill.durable -v synced d/here
          echo a > d/a; echo b > d/deep/b; echo c > d/here/c; chown 65534 d/deep/b",
     );
-    let wrong = array.try_sh("setfattr -n user.tidemill.durable -v perhaps d");
+    let wrong = cluster.try_sh("setfattr -n user.tidemill.durable -v perhaps d");
     assert!(!wrong.ok && wrong.err.contains("Invalid"), "{}", wrong.err);
-    // A folder below that has `synced` waits for nothing.
-    array.sh("sync d/here");
-    assert_eq!(nodes(&array, "/d/here/c"), [2]);
+    // A directory below that has `synced` waits for nothing.
+    cluster.sh("sync d/here");
+    assert_eq!(nodes(&cluster, "/d/here/c"), [2]);
     // Files that are open for writing are not waited for, but files that another mount has closed are.
-    array.sh("exec 9> d/open; echo open >&9; sync d; exec 9>&-");
+    cluster.sh("exec 9> d/open; echo open >&9; sync d; exec 9>&-");
     for path in ["/d/a", "/d/deep/b", "/d/here/c"] {
-        assert_eq!(nodes(&array, path).len(), 2, "{path}");
+        assert_eq!(nodes(&cluster, path).len(), 2, "{path}");
     }
-    // Every user who syncs the folder waits for all of its files.
-    array.sh("mkdir -m 700 d/mine; echo mine > d/mine/f; echo theirs > d/theirs; chmod 755 d");
-    array.sh("setpriv --reuid 65534 --regid 65534 --clear-groups sync d");
+    // Every user who syncs the directory waits for all of its files.
+    cluster.sh("mkdir -m 700 d/mine; echo mine > d/mine/f; echo theirs > d/theirs; chmod 755 d");
+    cluster.sh("setpriv --reuid 65534 --regid 65534 --clear-groups sync d");
     for path in ["/d/theirs", "/d/mine/f"] {
-        assert_eq!(nodes(&array, path).len(), 2, "{path}");
+        assert_eq!(nodes(&cluster, path).len(), 2, "{path}");
     }
 
     // No node stores, and the server is killed while programs wait.
-    array.kill_node(0);
-    array.kill_node(1);
-    array.sh("echo late > d/late");
+    cluster.kill_node(0);
+    cluster.kill_node(1);
+    cluster.sh("echo late > d/late");
     let mut sync = std::process::Command::new("sync");
-    let mut sync = sync.arg(array.at("d")).spawn().unwrap();
+    let mut sync = sync.arg(cluster.at("d")).spawn().unwrap();
     std::thread::sleep(std::time::Duration::from_secs(1));
-    array.kill_server();
-    array.start_server();
+    cluster.kill_server();
+    cluster.start_server();
     assert!(sync.try_wait().unwrap().is_none(), "it did not wait");
-    array.restart_node(0, &[]);
-    array.restart_node(1, &[]);
+    cluster.restart_node(0, &[]);
+    cluster.restart_node(1, &[]);
     assert!(sync.wait().unwrap().success());
-    assert_eq!(nodes(&array, "/d/late").len(), 2);
+    assert_eq!(nodes(&cluster, "/d/late").len(), 2);
 }
 
 /// A file that was closed while its node was down is not sealed, and `fsync` waits for it anyway.
 #[test]
 fn closed_but_unsealed_file_is_not_drained() {
-    let Some(mut array) = configured(&["--drain-after", "1h"], &[]) else {
+    let Some(mut cluster) = configured(&["--drain-after", "1h"], &[]) else {
         return;
     };
-    array.sh("mkdir d; setfattr -n user.tidemill.durable -v drained d");
-    let mut file = std::fs::File::create(array.at("d/f")).unwrap();
+    cluster.sh("mkdir d; setfattr -n user.tidemill.durable -v drained d");
+    let mut file = std::fs::File::create(cluster.at("d/f")).unwrap();
     std::io::Write::write_all(&mut file, b"late").unwrap();
-    array.kill_node(2);
+    cluster.kill_node(2);
     drop(file);
     let mut sync = std::process::Command::new("sync");
-    let mut drain = array.tidemill();
+    let mut drain = cluster.tidemill();
     drain.args(["drain", "/d", "--wait"]);
     let mut waiting = [
-        sync.arg(array.at("d")).spawn().unwrap(),
+        sync.arg(cluster.at("d")).spawn().unwrap(),
         drain.spawn().unwrap(),
     ];
     // By then the mount was asked whether the file is closed, and its seal did not come.
@@ -274,36 +274,36 @@ fn closed_but_unsealed_file_is_not_drained() {
     for one in &mut waiting {
         assert!(one.try_wait().unwrap().is_none(), "it did not wait");
     }
-    array.restart_node(2, &["--tier", "burst"]);
+    cluster.restart_node(2, &["--tier", "burst"]);
     for one in &mut waiting {
         assert!(one.wait().unwrap().success());
     }
-    assert_eq!(nodes(&array, "/d/f").len(), 2);
-    assert_eq!(array.sh("cat d/f"), "late");
+    assert_eq!(nodes(&cluster, "/d/f").len(), 2);
+    assert_eq!(cluster.sh("cat d/f"), "late");
 }
 
-/// A program that keeps writing below a folder does not delay waiters for files that were closed there before.
+/// A program that keeps writing below a directory does not delay waiters for files that were closed there before.
 #[test]
 fn drain_wait_ignores_files_closed_later() {
-    let Some(array) = configured(&["--drain-after", "1h"], &[]) else {
+    let Some(cluster) = configured(&["--drain-after", "1h"], &[]) else {
         return;
     };
-    array.sh("mkdir d; setfattr -n user.tidemill.durable -v drained d");
+    cluster.sh("mkdir d; setfattr -n user.tidemill.durable -v drained d");
     let script = "i=0; while [ ! -e stop ]; do i=$((i+1)); echo $i > d/$i; sleep 0.02; done";
     let mut writer = std::process::Command::new("sh");
     let mut writer = writer
         .args(["-ec", script])
-        .current_dir(array.at(""))
+        .current_dir(cluster.at(""))
         .spawn()
         .unwrap();
-    wait("it writes", || array.at("d/20").exists());
-    let synced = array.try_sh("timeout 170 sync d");
-    let stored = (1..20).all(|i| nodes(&array, &format!("/d/{i}")).len() == 2);
-    let drained = array.try_sh(&format!(
+    wait("it writes", || cluster.at("d/20").exists());
+    let synced = cluster.try_sh("timeout 170 sync d");
+    let stored = (1..20).all(|i| nodes(&cluster, &format!("/d/{i}")).len() == 2);
+    let drained = cluster.try_sh(&format!(
         "timeout 170 {:?} drain /d --wait",
-        array.tidemill()
+        cluster.tidemill()
     ));
-    array.sh("touch stop");
+    cluster.sh("touch stop");
     assert!(writer.wait().unwrap().success());
     assert!(synced.ok && stored, "{} {stored}", synced.err);
     assert!(drained.ok, "{}{}", drained.out, drained.err);
@@ -312,56 +312,56 @@ fn drain_wait_ignores_files_closed_later() {
 /// A file that is lost where it was stored drains once more, so that it survives the loss of the tier as well.
 #[test]
 fn file_lost_from_its_store_drains_again() {
-    let Some(mut array) = start(&[]) else {
+    let Some(mut cluster) = start(&[]) else {
         return;
     };
-    array.sh("echo kept > kept");
-    array.run(&["drain", "/kept", "--wait"]);
-    let first = nodes(&array, "/kept")[1];
+    cluster.sh("echo kept > kept");
+    cluster.run(&["drain", "/kept", "--wait"]);
+    let first = nodes(&cluster, "/kept")[1];
     let other = 1 - first;
     let index = |node: u64| usize::try_from(node).unwrap();
     for node in [first, other] {
-        array.kill_node(index(node));
+        cluster.kill_node(index(node));
         wait("it is known to be away", || {
-            array.json(&["status"])["nodes"][index(node)]["up"] == false
+            cluster.json(&["status"])["nodes"][index(node)]["up"] == false
         });
     }
-    let removed = array.run(&["node", "remove", &first.to_string(), "--lose"]);
+    let removed = cluster.run(&["node", "remove", &first.to_string(), "--lose"]);
     assert!(removed.ok, "{}", removed.err);
-    let said = array.json(&["drain", "/kept"]);
+    let said = cluster.json(&["drain", "/kept"]);
     assert_eq!(said["objects"], 1, "{said}");
-    array.restart_node(index(other), &[]);
-    let drained = array.run(&["drain", "/kept", "--wait"]);
+    cluster.restart_node(index(other), &[]);
+    let drained = cluster.run(&["drain", "/kept", "--wait"]);
     assert!(drained.ok, "{}", drained.err);
-    assert!(nodes(&array, "/kept").contains(&other));
-    array.kill_node(2);
+    assert!(nodes(&cluster, "/kept").contains(&other));
+    cluster.kill_node(2);
     wait("the tier is known to be away", || {
-        let status = array.json(&["status"]);
+        let status = cluster.json(&["status"]);
         let mut nodes = status["nodes"].as_array().unwrap().iter();
         nodes.any(|one| one["node"] == 2 && one["up"] == false)
     });
-    let removed = array.run(&["node", "remove", "2", "--lose"]);
+    let removed = cluster.run(&["node", "remove", "2", "--lose"]);
     assert!(removed.ok, "{}", removed.err);
-    assert_eq!(array.sh("cat kept").trim(), "kept");
+    assert_eq!(cluster.sh("cat kept").trim(), "kept");
 }
 
 /// Stored files get copies in the tier on request of a user with read permission. These copies are removed first when
 /// space is needed.
 #[test]
 fn stage_copies_stored_files_to_burst_tier_for_readers() {
-    let Some(mut array) = start(&["--capacity", "96MiB"]) else {
+    let Some(mut cluster) = start(&["--capacity", "96MiB"]) else {
         return;
     };
-    array.sh("mkdir in; for i in 1 2 3 4; do head -c 4M /dev/urandom > in/$i; done; sha256sum in/* > sums");
-    array.run(&["drain", "/", "--free", "--wait"]);
-    let stored = nodes(&array, "/in/1");
+    cluster.sh("mkdir in; for i in 1 2 3 4; do head -c 4M /dev/urandom > in/$i; done; sha256sum in/* > sums");
+    cluster.run(&["drain", "/", "--free", "--wait"]);
+    let stored = nodes(&cluster, "/in/1");
     assert!(stored.len() == 1 && stored != [2], "{stored:?}");
 
-    array.sh("chmod 711 in; chmod 600 in/1");
+    cluster.sh("chmod 711 in; chmod 600 in/1");
     let foreign = |path: &str| {
-        array.try_sh(&format!(
+        cluster.try_sh(&format!(
             "setpriv --reuid 65534 --regid 65534 --clear-groups {:?} stage {path}",
-            array.tidemill()
+            cluster.tidemill()
         ))
     };
     let refused = foreign("/in/1");
@@ -371,17 +371,17 @@ fn stage_copies_stored_files_to_burst_tier_for_readers() {
         refused.err
     );
     assert!(!foreign("/in").ok && foreign("/in/2").ok);
-    let refused = array.run(&["stage", "/in", "--node", "0"]);
+    let refused = cluster.run(&["stage", "/in", "--node", "0"]);
     assert!(
         refused.err.contains("not of the burst tier"),
         "{}",
         refused.err
     );
-    assert!(!array.run(&["stage", "/in", "--node", "17"]).ok);
-    std::fs::write(array.path("large"), vec![7; 100 << 20]).unwrap();
-    let large = array.path("large");
-    array.run(&["put", large.to_str().unwrap(), "/large", "--node", "0"]);
-    let refused = array.run(&["stage", "/large"]);
+    assert!(!cluster.run(&["stage", "/in", "--node", "17"]).ok);
+    std::fs::write(cluster.path("large"), vec![7; 100 << 20]).unwrap();
+    let large = cluster.path("large");
+    cluster.run(&["put", large.to_str().unwrap(), "/large", "--node", "0"]);
+    let refused = cluster.run(&["stage", "/large"]);
     assert!(
         !refused.ok && refused.err.contains("bytes free"),
         "{}",
@@ -389,16 +389,16 @@ fn stage_copies_stored_files_to_burst_tier_for_readers() {
     );
 
     // All are killed between the request and the copies.
-    let begun = array.json(&["stage", "/in"]);
+    let begun = cluster.json(&["stage", "/in"]);
     assert_eq!(begun["files"], 4, "{begun}");
-    array.kill_server();
-    array.kill_node(2);
-    array.kill_node(0);
-    array.start_server();
-    array.restart_node(2, &["--tier", "burst", "--capacity", "96MiB"]);
-    array.restart_node(0, &[]);
-    array.wait_for_nodes(3);
-    let done = array.run(&["stage", "/in", "--wait"]);
+    cluster.kill_server();
+    cluster.kill_node(2);
+    cluster.kill_node(0);
+    cluster.start_server();
+    cluster.restart_node(2, &["--tier", "burst", "--capacity", "96MiB"]);
+    cluster.restart_node(0, &[]);
+    cluster.wait_for_nodes(3);
+    let done = cluster.run(&["stage", "/in", "--wait"]);
     assert!(
         done.ok && done.out.contains("in the burst tier"),
         "{}{}",
@@ -406,40 +406,43 @@ fn stage_copies_stored_files_to_burst_tier_for_readers() {
         done.err
     );
     for path in ["/in/1", "/in/4"] {
-        let both = places(&array, path);
+        let both = places(&cluster, path);
         assert!(
             both.len() == 2 && both.contains(&(2, "burst".into())),
             "{both:?}"
         );
     }
-    assert_eq!(array.json(&["status"])["nodes"][2]["staged"]["drained"], 4);
+    assert_eq!(
+        cluster.json(&["status"])["nodes"][2]["staged"]["drained"],
+        4
+    );
     // One file is deleted, one is changed; the others are removed from the tier when new files fill it.
-    array.sh("rm in/3; echo new > in/2; sed -i '/[23]$/d' sums");
-    array.sh(
+    cluster.sh("rm in/3; echo new > in/2; sed -i '/[23]$/d' sums");
+    cluster.sh(
         "for i in $(seq 12); do head -c 8M /dev/urandom > new$i; done; sha256sum --quiet -c sums",
     );
     wait("what was staged made room", || {
-        !nodes(&array, "/in/1").contains(&2)
+        !nodes(&cluster, "/in/1").contains(&2)
     });
-    array.sh("sha256sum --quiet -c sums");
-    array.run(&["drain", "/", "--wait"]);
-    let health = array.json(&["health"]);
+    cluster.sh("sha256sum --quiet -c sums");
+    cluster.run(&["drain", "/", "--wait"]);
+    let health = cluster.json(&["health"]);
     assert_eq!(
         (&health["lost"], &health["short"]),
         (&0.into(), &0.into()),
         "{health}"
     );
-    let check = array.run(&["check"]);
+    let check = cluster.run(&["check"]);
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
 /// Starts the tier for tests of promises: 256 MiB, from which no file drains unless space is needed.
-fn promising() -> Option<Array> {
+fn promising() -> Option<Cluster> {
     configured(&["--drain-after", "1h"], &["--capacity", "256MiB"])
 }
 
-fn promises(array: &Array) -> Vec<Value> {
-    array
+fn promises(cluster: &Cluster) -> Vec<Value> {
+    cluster
         .json(&["stage", "list"])
         .as_array()
         .cloned()
@@ -447,38 +450,38 @@ fn promises(array: &Array) -> Vec<Value> {
 }
 
 /// Checks promises that are refused, whatever space is free.
-fn promises_that_are_refused(array: &Array) {
-    let refused = |size: &str, folder: &str, why: &str| {
-        let said = array.run(&["stage", "reserve", size, "--folder", folder]);
+fn promises_that_are_refused(cluster: &Cluster) {
+    let refused = |size: &str, directory: &str, why: &str| {
+        let said = cluster.run(&["stage", "reserve", size, "--path", directory]);
         assert!(!said.ok && said.err.contains(why), "{}", said.err);
     };
     refused("1GiB", "/a", "at all");
     refused("0", "/a", "give a size");
     refused("1MiB", "/nowhere", "/nowhere");
-    let nobody = |size: &str, folder: &str, why: &str| {
-        let said = array.try_sh(&format!(
-            "setpriv --reuid 65534 --regid 65534 --clear-groups {:?} stage reserve {size} --folder {folder}",
-            array.tidemill()
+    let nobody = |size: &str, directory: &str, why: &str| {
+        let said = cluster.try_sh(&format!(
+            "setpriv --reuid 65534 --regid 65534 --clear-groups {:?} stage reserve {size} --path {directory}",
+            cluster.tidemill()
         ));
         assert!(!said.ok && said.err.contains(why), "{}", said.err);
     };
     nobody("1MiB", "/mine", "/mine");
     nobody("200MiB", "/theirs", "reserve-max");
-    let stores = ["stage", "reserve", "1MiB", "--folder", "/a", "--node", "0"];
-    assert!(!array.run(&stores).ok);
+    let stores = ["stage", "reserve", "1MiB", "--path", "/a", "--node", "0"];
+    assert!(!cluster.run(&stores).ok);
 }
 
 /// Promised space stays available to the holder of the promise, whatever others write, also if the server is killed and
 /// nothing drains. The others wait and lose nothing.
 #[test]
 fn promise_keeps_space_from_others_until_it_is_used() {
-    let Some(mut array) = promising() else {
+    let Some(mut cluster) = promising() else {
         return;
     };
-    array.sh("mkdir a b out; mkdir -m 700 mine; mkdir theirs; chown 65534 theirs");
+    cluster.sh("mkdir a b out; mkdir -m 700 mine; mkdir theirs; chown 65534 theirs");
     let reserve =
-        |size: &str, folder: &str| array.run(&["stage", "reserve", size, "--folder", folder]);
-    promises_that_are_refused(&array);
+        |size: &str, directory: &str| cluster.run(&["stage", "reserve", size, "--path", directory]);
+    promises_that_are_refused(&cluster);
     let kept = reserve("150MiB", "/a");
     assert!(kept.ok, "{}", kept.err);
     // Two promises exceed the free space.
@@ -490,84 +493,86 @@ fn promise_keeps_space_from_others_until_it_is_used() {
     );
 
     // Between the promise and its use, the server is killed, no node stores any more, and others fill the tier.
-    array.kill_server();
-    array.start_server();
-    array.kill_node(0);
-    array.kill_node(1);
+    cluster.kill_server();
+    cluster.start_server();
+    cluster.kill_node(0);
+    cluster.kill_node(1);
     let script = "for i in $(seq 16); do head -c 8M /dev/urandom > o$i; done; sha256sum o* > osums";
     let mut others = std::process::Command::new("sh");
     let mut others = others
         .args(["-ec", script])
-        .current_dir(array.at("out"))
+        .current_dir(cluster.at("out"))
         .spawn()
         .unwrap();
     wait("others have taken what is not promised", || {
-        array.at("out/o8").exists()
+        cluster.at("out/o8").exists()
     });
-    array.sh("cd a; mkdir deep; for i in $(seq 17); do head -c 8M /dev/urandom > deep/$i; done; sha256sum deep/* > sums");
+    cluster.sh("cd a; mkdir deep; for i in $(seq 17); do head -c 8M /dev/urandom > deep/$i; done; sha256sum deep/* > sums");
     assert!(
         others.try_wait().unwrap().is_none(),
         "others have not waited"
     );
     for path in ["/a/deep/1", "/a/deep/17"] {
-        assert_eq!(nodes(&array, path), [2], "{path}");
+        assert_eq!(nodes(&cluster, path), [2], "{path}");
     }
-    let promised = promises(&array);
+    let promised = promises(&cluster);
     let used = promised[0]["used"].as_u64().unwrap();
     assert_eq!(used >> 20, 17 * 8, "{promised:?}");
-    let status = array.json(&["status"]);
+    let status = cluster.json(&["status"]);
     let staged = &status["nodes"][2]["staged"];
     assert_eq!(staged["promised"], 150 << 20, "{staged}");
     assert_eq!(staged["promised_left"], (150 << 20) - used, "{staged}");
     // Other users have not used the rest of the promise.
     let free = status["nodes"][2]["free_bytes"].as_u64().unwrap();
     assert!(free >= (150 << 20) - used, "{free}");
-    array.restart_node(0, &[]);
-    array.restart_node(1, &[]);
+    cluster.restart_node(0, &[]);
+    cluster.restart_node(1, &[]);
     assert!(others.wait().unwrap().success());
-    array.sh("(cd out; sha256sum --quiet -c osums); cd a; sha256sum --quiet -c sums");
-    array.run(&["drain", "/", "--wait"]);
-    let check = array.run(&["check"]);
+    cluster.sh("(cd out; sha256sum --quiet -c osums); cd a; sha256sum --quiet -c sums");
+    cluster.run(&["drain", "/", "--wait"]);
+    let check = cluster.run(&["check"]);
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
-/// A promise ends at its time, with its folder, at its release and when its node leaves the tier. A waiter for space
+/// A promise ends at its time, with its directory, at its release and when its node leaves the tier. A waiter for space
 /// then gets a promise. Open files are not affected.
 #[test]
-fn promise_ends_by_time_folder_release_or_tier() {
-    let Some(mut array) = promising() else {
+fn promise_ends_by_time_directory_release_or_tier() {
+    let Some(mut cluster) = promising() else {
         return;
     };
-    array.sh("mkdir a b; for i in $(seq 8); do head -c 8M /dev/urandom > a/$i; done; sha256sum a/* > /tmp/sums-$$; mv /tmp/sums-$$ sums");
+    cluster.sh("mkdir a b; for i in $(seq 8); do head -c 8M /dev/urandom > a/$i; done; sha256sum a/* > /tmp/sums-$$; mv /tmp/sums-$$ sums");
     // A file that was closed a moment ago may be counted twice for two seconds.
-    let first = array.json(&["stage", "reserve", "120MiB", "--folder", "/a", "--wait"]);
+    let first = cluster.json(&["stage", "reserve", "120MiB", "--path", "/a", "--wait"]);
     assert_eq!((&first["node"], &first["used"]), (&2.into(), &0.into()));
     // Files that wait to drain make space for it, too, when the first one has ended.
-    let wanted = ["stage", "reserve", "200MiB", "--folder", "/b", "--wait"];
-    let mut second = array.tidemill().args(wanted).spawn().unwrap();
+    let wanted = ["stage", "reserve", "200MiB", "--path", "/b", "--wait"];
+    let mut second = cluster.tidemill().args(wanted).spawn().unwrap();
     std::thread::sleep(std::time::Duration::from_secs(2));
     assert!(second.try_wait().unwrap().is_none(), "it did not wait");
-    assert!(array.run(&["stage", "release", "/a"]).ok);
+    assert!(cluster.run(&["stage", "release", "/a"]).ok);
     assert!(second.wait().unwrap().success());
-    array.sh("sha256sum --quiet -c sums");
-    // The promise follows its folder, and ends with it.
-    array.sh("mv b c");
-    let promised = promises(&array);
+    cluster.sh("sha256sum --quiet -c sums");
+    // The promise follows its directory, and ends with it.
+    cluster.sh("mv b c");
+    let promised = promises(&cluster);
     assert_eq!(promised.len(), 1, "{promised:?}");
-    assert_eq!(promised[0]["folder"], "/c", "{promised:?}");
-    array.sh("rmdir c");
-    wait("it ends with its folder", || promises(&array).is_empty());
+    assert_eq!(promised[0]["directory"], "/c", "{promised:?}");
+    cluster.sh("rmdir c");
+    wait("it ends with its directory", || {
+        promises(&cluster).is_empty()
+    });
 
-    let timed = ["stage", "reserve", "40MiB", "--folder", "/a", "--for", "5s"];
-    assert!(array.run(&timed).ok);
+    let timed = ["stage", "reserve", "40MiB", "--path", "/a", "--for", "5s"];
+    assert!(cluster.run(&timed).ok);
     use std::io::Write as _;
-    let mut open = std::fs::File::create(array.at("a/open")).unwrap();
+    let mut open = std::fs::File::create(cluster.at("a/open")).unwrap();
     open.write_all(b"before ").unwrap();
-    wait("its time is over", || promises(&array).is_empty());
+    wait("its time is over", || promises(&cluster).is_empty());
     open.write_all(b"and after").unwrap();
     drop(open);
-    assert_eq!(array.sh("cat a/open"), "before and after");
-    let gone = array.run(&["stage", "release", "/a"]);
+    assert_eq!(cluster.sh("cat a/open"), "before and after");
+    let gone = cluster.run(&["stage", "release", "/a"]);
     assert!(
         !gone.ok && gone.err.contains("does not exist or is not yours"),
         "{}",
@@ -576,30 +581,30 @@ fn promise_ends_by_time_folder_release_or_tier() {
 
     // Space of files that were written within a promise and deleted is promised again, when the files are removed.
     assert!(
-        array
-            .run(&["stage", "reserve", "40MiB", "--folder", "/a"])
+        cluster
+            .run(&["stage", "reserve", "40MiB", "--path", "/a"])
             .ok
     );
-    array.sh("head -c 30M /dev/zero > a/large");
-    wait("it is used", || promises(&array)[0]["used"] == 30 << 20);
-    array.sh("rm a/large");
+    cluster.sh("head -c 30M /dev/zero > a/large");
+    wait("it is used", || promises(&cluster)[0]["used"] == 30 << 20);
+    cluster.sh("rm a/large");
     wait("its room is promised again", || {
-        promises(&array)[0]["used"] == 0
+        promises(&cluster)[0]["used"] == 0
     });
-    array.restart_node(2, &[]);
-    array.wait_for_nodes(3);
-    wait("it ends with the tier", || promises(&array).is_empty());
-    array.sh("sha256sum --quiet -c sums; echo new > a/new");
+    cluster.restart_node(2, &[]);
+    cluster.wait_for_nodes(3);
+    wait("it ends with the tier", || promises(&cluster).is_empty());
+    cluster.sh("sha256sum --quiet -c sums; echo new > a/new");
 }
 
 /// The example for Slurm, with a stand-in for `scontrol`: inputs are staged with the rights of the job's user, and
 /// outputs are stored.
 #[test]
 fn slurm_example_stages_and_drains_with_rights_of_user() {
-    let Some(array) = configured(&["--drain-after", "1h"], &[]) else {
+    let Some(cluster) = configured(&["--drain-after", "1h"], &[]) else {
         return;
     };
-    let bin = array.path("bin");
+    let bin = cluster.path("bin");
     std::fs::create_dir(&bin).unwrap();
     let write = |name: &str, text: String| {
         use std::os::unix::fs::PermissionsExt;
@@ -607,13 +612,13 @@ fn slurm_example_stages_and_drains_with_rights_of_user() {
         std::fs::set_permissions(bin.join(name), PermissionsExt::from_mode(0o755)).unwrap();
     };
     std::fs::set_permissions(
-        array.path(""),
+        cluster.path(""),
         std::os::unix::fs::PermissionsExt::from_mode(0o755),
     )
     .unwrap();
     write(
         "tidemill",
-        format!("#!/bin/sh\nexec {:?} \"$@\"\n", array.tidemill()),
+        format!("#!/bin/sh\nexec {:?} \"$@\"\n", cluster.tidemill()),
     );
     let job = |lines: &str| {
         write(
@@ -623,13 +628,13 @@ fn slurm_example_stages_and_drains_with_rights_of_user() {
     };
     let burst = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/slurm/burst.sh");
     let run = |when: &str, user: &str| {
-        array.try_sh(&format!(
+        cluster.try_sh(&format!(
             "PATH={}:$PATH SLURM_JOB_ID=7 SLURM_JOB_USER={user} {burst} {when}",
             bin.display()
         ))
     };
-    array.sh("mkdir in run; echo in > in/f; chmod 700 in");
-    array.run(&["drain", "/in", "--free", "--wait"]);
+    cluster.sh("mkdir in run; echo in > in/f; chmod 700 in");
+    cluster.run(&["drain", "/in", "--free", "--wait"]);
     job("#SBATCH -N 1\n#TM stage /in\n#TM drain /run/%j\n./simulate");
     // If a user may not read the job's inputs, the job does not begin.
     let refused = run("prolog", "nobody");
@@ -640,26 +645,26 @@ fn slurm_example_stages_and_drains_with_rights_of_user() {
     );
     let staged = run("prolog", "root");
     assert!(staged.ok, "{}{}", staged.out, staged.err);
-    assert!(nodes(&array, "/in/f").contains(&2));
-    array.sh("mkdir run/7; echo out > run/7/out");
+    assert!(nodes(&cluster, "/in/f").contains(&2));
+    cluster.sh("mkdir run/7; echo out > run/7/out");
     assert!(run("epilog", "root").ok);
-    assert_eq!(nodes(&array, "/run/7/out").len(), 2);
+    assert_eq!(nodes(&cluster, "/run/7/out").len(), 2);
     job("#TM release /run/%j");
     assert!(run("epilog", "root").ok);
-    assert_eq!(nodes(&array, "/run/7/out").len(), 1);
+    assert_eq!(nodes(&cluster, "/run/7/out").len(), 1);
     // Space is reserved before the job begins, and is free for all users after it; a job that does not begin keeps no space.
-    array.sh("chmod 700 in");
+    cluster.sh("chmod 700 in");
     job("#TM reserve 1MiB /run/%j/new\n#TM stage /nowhere");
     let refused = run("prolog", "root");
     assert!(!refused.ok, "{}", refused.out);
-    assert_eq!(array.json(&["stage", "list"]), serde_json::json!([]));
+    assert_eq!(cluster.json(&["stage", "list"]), serde_json::json!([]));
     job("#TM reserve 1MiB /run/%j/new");
     let reserved = run("prolog", "root");
     assert!(reserved.ok, "{}{}", reserved.out, reserved.err);
-    let promises = array.json(&["stage", "list"]);
-    assert_eq!(promises[0]["folder"], "/run/7/new", "{promises}");
+    let promises = cluster.json(&["stage", "list"]);
+    assert_eq!(promises[0]["directory"], "/run/7/new", "{promises}");
     assert!(run("epilog", "root").ok);
-    assert_eq!(array.json(&["stage", "list"]), serde_json::json!([]));
+    assert_eq!(cluster.json(&["stage", "list"]), serde_json::json!([]));
     job("#TM steal /run");
     let refused = run("prolog", "root");
     assert!(
@@ -674,51 +679,51 @@ fn slurm_example_stages_and_drains_with_rights_of_user() {
 /// which it has no space.
 #[test]
 fn node_changes_tier_and_full_tier_passes_files_on() {
-    let Some(mut array) = configured(
+    let Some(mut cluster) = configured(
         &["--drain-after", "1h", "--burst-full", "store"],
         &["--capacity", "64MiB"],
     ) else {
         return;
     };
-    array.sh("echo a > a; echo b > b");
-    assert_eq!(nodes(&array, "/a"), [2]);
+    cluster.sh("echo a > a; echo b > b");
+    assert_eq!(nodes(&cluster, "/a"), [2]);
     // The node stores now: its files count, and none drains from it.
-    array.restart_node(2, &[]);
-    array.wait_for_nodes(3);
-    let status = array.json(&["status"]);
+    cluster.restart_node(2, &[]);
+    cluster.wait_for_nodes(3);
+    let status = cluster.json(&["status"]);
     assert_eq!(status["nodes"][2]["tier"], "store");
-    array.run(&["drain", "/a", "--wait"]);
-    assert_eq!(places(&array, "/a"), [(2, "current".to_owned())]);
+    cluster.run(&["drain", "/a", "--wait"]);
+    assert_eq!(places(&cluster, "/a"), [(2, "current".to_owned())]);
     // The node is in the tier again: its files drain.
-    array.restart_node(2, &["--tier", "burst", "--capacity", "64MiB"]);
-    array.wait_for_nodes(3);
-    array.run(&["drain", "/", "--wait", "--free"]);
+    cluster.restart_node(2, &["--tier", "burst", "--capacity", "64MiB"]);
+    cluster.wait_for_nodes(3);
+    cluster.run(&["drain", "/", "--wait", "--free"]);
     for path in ["/a", "/b"] {
-        let there = nodes(&array, path);
+        let there = nodes(&cluster, path);
         assert!(there.len() == 1 && there != [2], "{path} {there:?}");
     }
-    assert_eq!(array.sh("cat a b"), "a\nb\n");
+    assert_eq!(cluster.sh("cat a b"), "a\nb\n");
     // Files that do not fit are stored at once, without waiting.
-    array.sh("for i in $(seq 24); do head -c 8M /dev/urandom > f$i; done; sha256sum f* > sums; sha256sum --quiet -c sums");
-    let passed = (1..=24).filter(|i| !nodes(&array, &format!("/f{i}")).contains(&2));
+    cluster.sh("for i in $(seq 24); do head -c 8M /dev/urandom > f$i; done; sha256sum f* > sums; sha256sum --quiet -c sums");
+    let passed = (1..=24).filter(|i| !nodes(&cluster, &format!("/f{i}")).contains(&2));
     assert!(passed.count() > 0);
 }
 
 /// `tidemill up` starts a node of the tier and a node with files outside, and the next `up` knows both.
 #[test]
 fn up_restarts_node_of_burst_tier_and_outside_store() {
-    let folder = tempfile::tempdir().unwrap();
-    let dir = folder.path().to_str().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().to_str().unwrap();
     let tidemill = |args: &[&str]| {
         let args = [&["--dir", dir], args].concat();
-        crate::array::said(
+        crate::cluster::said(
             std::process::Command::new(env!("CARGO_BIN_EXE_tidemill"))
                 .args(args)
                 .output()
                 .unwrap(),
         )
     };
-    let fast = folder.path().join("fast disk");
+    let fast = directory.path().join("fast disk");
     let fast = fast.to_str().unwrap();
     let outside = format!("file://{dir}/outside");
     let all = ["up", "--nodes", "1", "--no-mount", "--burst", fast];
@@ -729,9 +734,9 @@ fn up_restarts_node_of_burst_tier_and_outside_store() {
         "{}",
         missing.err
     );
-    std::fs::create_dir(folder.path().join("outside")).unwrap();
+    std::fs::create_dir(directory.path().join("outside")).unwrap();
     let up = tidemill(&up);
-    std::fs::write(folder.path().join("f"), "burst").unwrap();
+    std::fs::write(directory.path().join("f"), "burst").unwrap();
     let put = tidemill(&["put", &format!("{dir}/f"), "/f"]);
     let down = tidemill(&["down"]);
     let again = tidemill(&["up", "--no-mount"]);
@@ -741,7 +746,7 @@ fn up_restarts_node_of_burst_tier_and_outside_store() {
     assert!(again.ok, "{}", again.err);
     let other = tidemill(&["up", "--no-mount", "--outside", "file:///tmp"]);
     let drained = tidemill(&["drain", "/", "--free", "--wait"]);
-    let gone = std::fs::read_to_string(folder.path().join("outside/f")).unwrap_or_default();
+    let gone = std::fs::read_to_string(directory.path().join("outside/f")).unwrap_or_default();
     let down_again = tidemill(&["down"]);
     assert!(drained.ok && gone == "burst", "{}{gone}", drained.err);
     assert!(!other.ok && other.err.contains(&outside), "{}", other.err);

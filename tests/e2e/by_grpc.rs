@@ -1,7 +1,7 @@
 //! Tests labels by gRPC, for programs in any language. Semantics: docs/labels.md.
 
 use crate::apps::{Labels, USER};
-use crate::array::{Array, Options, wait};
+use crate::cluster::{Cluster, Options, wait};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -23,7 +23,7 @@ type Client = LabelsClient<Channel>;
 const KEY: &str = "simulation-1";
 
 async fn try_connect(labels: &Labels) -> Option<Client> {
-    let socket = format!("unix:{}", labels.folder.join("agent.sock").display());
+    let socket = format!("unix:{}", labels.directory.join("agent.sock").display());
     let channel = Endpoint::from_shared(socket)
         .unwrap()
         .connect()
@@ -122,18 +122,18 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Runtime::new().unwrap()
 }
 
-fn array() -> Option<Array> {
-    let array = Array::with(Options::default())?;
-    array.sh("mkdir w own && chmod 777 w && chmod 700 own");
-    Some(array)
+fn cluster() -> Option<Cluster> {
+    let cluster = Cluster::with(Options::default())?;
+    cluster.sh("mkdir w own && chmod 777 w && chmod 700 own");
+    Some(cluster)
 }
 
 /// The calls of the library, and calls that are invalid. Labels of other users and labels beyond the limits change
 /// nothing.
 #[test]
 fn published_labels_are_awaited_and_invalid_ones_refused() {
-    let Some(array) = array() else { return };
-    let labels = Labels::of(&array, USER);
+    let Some(cluster) = cluster() else { return };
+    let labels = Labels::of(&cluster, USER);
     runtime().block_on(async {
         let mut client = connect(&labels).await;
         for key in ["short", "with spaces", "../../etc/passwd"] {
@@ -179,14 +179,14 @@ fn published_labels_are_awaited_and_invalid_ones_refused() {
         assert_eq!(tested.yes, [false, false]);
         let cancelled = client.cancel(named(&[7])).await.unwrap().into_inner();
         assert_eq!(cancelled.yes, [true]);
-        array.sh("echo > w/come-1");
+        cluster.sh("echo > w/come-1");
         let ended = outcomes(&mut client, &[6, 7]).await;
         assert_eq!(ended[&6].data, b"tidemill:/w/come-1");
         assert_eq!(ended[&7].errno, 125);
         refused_or_full(&mut client).await;
     });
     strangers(&labels);
-    assert!(!array.at("w/4").exists() && array.at("w/5").exists());
+    assert!(!cluster.at("w/4").exists() && cluster.at("w/5").exists());
 }
 
 /// Checks labels that cannot be published, although all before them were; and results that are kept until a client requests them.
@@ -261,9 +261,9 @@ async fn get(client: &mut Client, key: &str, path: &str, wait_ns: u64) -> Result
 /// later put, also while the server is down. A user without read permission gets no bytes.
 #[test]
 fn put_of_one_client_is_returned_by_get_of_another() {
-    let Some(mut array) = array() else { return };
-    array.sh("echo secret > own/f");
-    let labels = Labels::of(&array, USER);
+    let Some(mut cluster) = cluster() else { return };
+    cluster.sh("echo secret > own/f");
+    let labels = Labels::of(&cluster, USER);
     let other = "simulation-2";
     runtime().block_on(async {
         let mut client = connect(&labels).await;
@@ -290,7 +290,7 @@ fn put_of_one_client_is_returned_by_get_of_another() {
             .await
             .unwrap();
         outcomes(&mut client, &[1]).await;
-        array.kill_server();
+        cluster.kill_server();
         let all = vec![
             put(2, "tidemill:/w/f", b"one"),
             put(3, "tidemill:/w/empty", b""),
@@ -304,16 +304,16 @@ fn put_of_one_client_is_returned_by_get_of_another() {
             .await
             .unwrap();
         assert_eq!(later.await.unwrap().unwrap(), b"now");
-        array.start_server();
+        cluster.start_server();
         outcomes(&mut client, &[2, 3, 4]).await;
         // The content is read from a file, in several pieces.
-        array.sh("head -c 3000000 /dev/urandom > w/large");
-        let large = std::fs::read(array.at("w/large")).unwrap();
+        cluster.sh("head -c 3000000 /dev/urandom > w/large");
+        let large = std::fs::read(cluster.at("w/large")).unwrap();
         let got = get(&mut client, other, "tidemill:/w/large", 0)
             .await
             .unwrap();
         assert!(got == large, "{} bytes", got.len());
-        array.sh("truncate -s 65M w/huge");
+        cluster.sh("truncate -s 65M w/huge");
         let huge = get(&mut client, other, "tidemill:/w/huge", 0).await;
         assert_eq!(huge.unwrap_err().code(), Code::OutOfRange);
         assert_eq!(
@@ -323,7 +323,7 @@ fn put_of_one_client_is_returned_by_get_of_another() {
             b""
         );
     });
-    assert_eq!(array.run(&["cat", "/w/f"]).out, "one");
+    assert_eq!(cluster.run(&["cat", "/w/f"]).out, "one");
 }
 
 async fn wait_until(what: &str, ready: impl AsyncFn() -> bool) {
@@ -336,18 +336,18 @@ async fn wait_until(what: &str, ready: impl AsyncFn() -> bool) {
     panic!("{what}");
 }
 
-/// Checks another user at the socket, although folder and socket were opened to all; and bytes that are no message.
+/// Checks another user at the socket, although directory and socket were opened to all; and bytes that are no message.
 fn strangers(labels: &Labels) {
-    let socket = labels.folder.join("agent.sock");
+    let socket = labels.directory.join("agent.sock");
     let mode = |path: &std::path::Path| path.metadata().unwrap().permissions().mode() & 0o777;
-    assert_eq!((mode(&labels.folder), mode(&socket)), (0o700, 0o600));
+    assert_eq!((mode(&labels.directory), mode(&socket)), (0o700, 0o600));
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 70_000]] {
         let mut stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
         let _ = stream.write_all(garbage);
     }
     let open =
         |path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
-    open(&labels.folder, 0o711);
+    open(&labels.directory, 0o711);
     open(&socket, 0o666);
     let told = std::thread::scope(|scope| {
         let stranger = scope.spawn(|| {
@@ -365,7 +365,7 @@ fn strangers(labels: &Labels) {
         stranger.join().unwrap()
     });
     assert_eq!(told.code(), Code::PermissionDenied);
-    open(&labels.folder, 0o700);
+    open(&labels.directory, 0o700);
 }
 
 /// The agent is killed repeatedly, and the client disconnects in the middle of a stream. The last kept label is
@@ -373,9 +373,9 @@ fn strangers(labels: &Labels) {
 #[test]
 fn each_label_runs_once_despite_kills_and_disconnects() {
     const LABELS: u64 = 4000;
-    let Some(array) = array() else { return };
-    let labels = Labels::of(&array, USER);
-    let log = || std::fs::read_to_string(array.at("w/log")).unwrap_or_default();
+    let Some(cluster) = cluster() else { return };
+    let labels = Labels::of(&cluster, USER);
+    let log = || std::fs::read_to_string(cluster.at("w/log")).unwrap_or_default();
     runtime().block_on(async {
         let (mut published, mut ends) = (0, 0);
         while published < LABELS {
@@ -454,8 +454,8 @@ async fn subscribe(
 #[test]
 fn arrivals_are_reported_once_despite_kills_and_disconnects() {
     const FILES: usize = 60;
-    let Some(array) = array() else { return };
-    let labels = Labels::of(&array, USER);
+    let Some(cluster) = cluster() else { return };
+    let labels = Labels::of(&cluster, USER);
     let mut made: Vec<_> = (0..FILES).map(|n| format!("tidemill:/w/s-{n}")).collect();
     runtime().block_on(async {
         let mut client = connect(&labels).await;
@@ -481,7 +481,7 @@ fn arrivals_are_reported_once_despite_kills_and_disconnects() {
         let mut stream = subscribe(&mut client, "tidemill:/w/s-*", "").await.unwrap();
         let first = stream.message().await.unwrap().unwrap();
         assert_eq!(first.path, "");
-        array.sh(&format!(
+        cluster.sh(&format!(
             "for n in $(seq 0 {}); do echo > w/s-$n; echo > own/s-$n; echo > w/other-$n; done",
             FILES - 1
         ));
@@ -525,8 +525,8 @@ fn arrivals_are_reported_once_despite_kills_and_disconnects() {
 /// The agent serves a port of the host to holders of the token, and no other address.
 #[test]
 fn agent_port_needs_the_token_and_a_loopback_address() {
-    let Some(array) = array() else { return };
-    let labels = Labels::of(&array, USER);
+    let Some(cluster) = cluster() else { return };
+    let labels = Labels::of(&cluster, USER);
     let agent = |address: &str| {
         let mut command = labels.command(env!("CARGO_BIN_EXE_tidemill"));
         command.args(["agent", "--listen", address]);
@@ -554,7 +554,7 @@ fn agent_port_needs_the_token_and_a_loopback_address() {
             .await
             .unwrap();
         let mut client = LabelsClient::new(channel);
-        let file = labels.folder.join("agent.token");
+        let file = labels.directory.join("agent.token");
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         let token = std::fs::read_to_string(file).unwrap();
         for (said, code) in [

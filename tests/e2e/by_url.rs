@@ -1,6 +1,6 @@
 //! Tests files by URL, with requests of programs that know nothing of Tidemill: by curl, and byte by byte.
 
-use crate::array::{Array, Options, wait};
+use crate::cluster::{Cluster, Options, wait};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -35,18 +35,18 @@ impl Answer {
     }
 }
 
-fn token(array: &Array) -> String {
-    Credential::read(&array.token_file()).unwrap().token
+fn token(cluster: &Cluster) -> String {
+    Credential::read(&cluster.token_file()).unwrap().token
 }
 
 /// Requests `/files` with a path, with a token.
-fn curl(array: &Array, token: &str, args: &[&str], path: &str) -> Answer {
-    let (headers, body) = (array.path("headers"), array.path("body"));
+fn curl(cluster: &Cluster, token: &str, args: &[&str], path: &str) -> Answer {
+    let (headers, body) = (cluster.path("headers"), cluster.path("body"));
     let _ = std::fs::remove_file(&body);
     let mut command = Command::new("curl");
     command.args(["-sS", "--path-as-is", "-w", "%{http_code}", "--cacert"]);
     command
-        .arg(array.token_file())
+        .arg(cluster.token_file())
         .arg("-D")
         .arg(&headers)
         .arg("-o")
@@ -54,7 +54,7 @@ fn curl(array: &Array, token: &str, args: &[&str], path: &str) -> Answer {
     if !token.is_empty() {
         command.args(["-H", &format!("Authorization: Bearer {token}")]);
     }
-    let url = format!("{}/files{path}", array.address());
+    let url = format!("{}/files{path}", cluster.address());
     let said = command.args(args).arg(&url).output().unwrap();
     let status = String::from_utf8(said.stdout).unwrap();
     assert!(
@@ -107,14 +107,14 @@ impl<S: Read + Write> Begun<S> {
 }
 
 /// Sends a request to the server's socket, as the user of the test.
-fn begin(array: &Array, path: &str) -> Begun<UnixStream> {
-    let stream = UnixStream::connect(array.path("server/server.sock")).unwrap();
+fn begin(cluster: &Cluster, path: &str) -> Begun<UnixStream> {
+    let stream = UnixStream::connect(cluster.path("server/server.sock")).unwrap();
     Begun::with(stream, path, "").ok()
 }
 
 /// Sends a request by TCP without TLS, as the bearer of a token.
-fn begin_as(array: &Array, token: &str, path: &str) -> Begun<TcpStream> {
-    let address = array.address();
+fn begin_as(cluster: &Cluster, token: &str, path: &str) -> Begun<TcpStream> {
+    let address = cluster.address();
     let stream = TcpStream::connect(address.strip_prefix("http://").unwrap()).unwrap();
     Begun::with(stream, path, &format!("Authorization: Bearer {token}\r\n"))
 }
@@ -138,18 +138,18 @@ fn numbers(from: u32, count: u32) -> Vec<u8> {
     (from..from + count).flat_map(u32::to_le_bytes).collect()
 }
 
-fn put(array: &Array, bytes: &[u8], flags: &[&str], path: &str) {
-    let local = array.path("local");
+fn put(cluster: &Cluster, bytes: &[u8], flags: &[&str], path: &str) {
+    let local = cluster.path("local");
     std::fs::write(&local, bytes).unwrap();
     std::fs::set_permissions(&local, PermissionsExt::from_mode(0o644)).unwrap();
-    let said = array.run(&[&["put"], flags, &[local.to_str().unwrap(), path]].concat());
+    let said = cluster.run(&[&["put"], flags, &[local.to_str().unwrap(), path]].concat());
     assert!(said.ok, "{}", said.err);
 }
 
 /// Waits until each part of a file has `count` copies.
-fn copied(array: &Array, path: &str, count: usize) {
+fn copied(cluster: &Cluster, path: &str, count: usize) {
     wait("the file is copied", || {
-        let layout = array.json(&["layout", path]);
+        let layout = cluster.json(&["layout", path]);
         layout["parts"].as_array().unwrap().iter().all(|part| {
             let copies = part["copies"].as_array().unwrap();
             copies.len() == count && copies.iter().all(|copy| copy["state"] == "current")
@@ -159,20 +159,20 @@ fn copied(array: &Array, path: &str, count: usize) {
 
 #[test]
 fn url_returns_file_and_any_range_of_it() {
-    let Some(array) = Array::with(without_mount(3)) else {
+    let Some(cluster) = Cluster::with(without_mount(3)) else {
         return;
     };
-    let token = token(&array);
+    let token = token(&cluster);
     let bytes = numbers(7, 1_500_000);
-    put(&array, &bytes, &[], "/whole");
-    put(&array, &bytes, &["--stripe", "64KiB,3"], "/striped");
-    put(&array, b"", &[], "/empty");
-    assert!(array.run(&["mkdir", "/d"]).ok);
-    put(&array, b"odd", &[], "/d/a b?#%é");
+    put(&cluster, &bytes, &[], "/whole");
+    put(&cluster, &bytes, &["--stripe", "64KiB,3"], "/striped");
+    put(&cluster, b"", &[], "/empty");
+    assert!(cluster.run(&["mkdir", "/d"]).ok);
+    put(&cluster, b"odd", &[], "/d/a b?#%é");
     let size = bytes.len();
     for protocol in ["--http1.1", "--http2"] {
         for path in ["/whole", "/striped"] {
-            let all = curl(&array, &token, &[protocol], path);
+            let all = curl(&cluster, &token, &[protocol], path);
             assert!(
                 all.status == 200 && all.body == bytes,
                 "{path}: {}",
@@ -180,7 +180,7 @@ fn url_returns_file_and_any_range_of_it() {
             );
             assert_eq!(all.header("content-length").unwrap(), size.to_string());
             assert_eq!(all.header("accept-ranges"), Some("bytes"));
-            let head = curl(&array, &token, &[protocol, "-I"], path);
+            let head = curl(&cluster, &token, &[protocol, "-I"], path);
             assert_eq!(
                 (head.status, head.header("etag")),
                 (200, all.header("etag"))
@@ -194,7 +194,7 @@ fn url_returns_file_and_any_range_of_it() {
                 (size - 1, size),
             ] {
                 let range = format!("{start}-{}", end - 1);
-                let some = curl(&array, &token, &[protocol, "-r", &range], path);
+                let some = curl(&cluster, &token, &[protocol, "-r", &range], path);
                 assert!(
                     some.status == 206 && some.body == bytes[start..end],
                     "{range}"
@@ -202,39 +202,39 @@ fn url_returns_file_and_any_range_of_it() {
                 let said = format!("bytes {range}/{size}");
                 assert_eq!(some.header("content-range"), Some(said.as_str()));
             }
-            let last = curl(&array, &token, &[protocol, "-r", "-9"], path);
+            let last = curl(&cluster, &token, &[protocol, "-r", "-9"], path);
             assert!(last.status == 206 && last.body == bytes[size - 9..]);
-            let beyond = curl(&array, &token, &[protocol, "-r", "6000000-"], path);
+            let beyond = curl(&cluster, &token, &[protocol, "-r", "6000000-"], path);
             let said = format!("bytes */{size}");
             assert_eq!(
                 (beyond.status, beyond.header("content-range")),
                 (416, Some(said.as_str()))
             );
-            let many = curl(&array, &token, &[protocol, "-r", "0-1,5-6"], path);
+            let many = curl(&cluster, &token, &[protocol, "-r", "0-1,5-6"], path);
             assert!(many.status == 200 && many.body == bytes);
         }
     }
-    let empty = curl(&array, &token, &[], "/empty");
+    let empty = curl(&cluster, &token, &[], "/empty");
     assert_eq!((empty.status, empty.body.len()), (200, 0));
-    assert_eq!(curl(&array, &token, &["-r", "0-"], "/empty").status, 416);
+    assert_eq!(curl(&cluster, &token, &["-r", "0-"], "/empty").status, 416);
     assert_eq!(
-        curl(&array, &token, &[], "/d/a%20b%3f%23%25%C3%A9").text(),
+        curl(&cluster, &token, &[], "/d/a%20b%3f%23%25%C3%A9").text(),
         "odd"
     );
     // By the server's socket, for which the Linux kernel reports the user, without a token.
-    assert!(begin(&array, "/whole").rest() == bytes);
-    versions_have_tags(&array, &token);
-    folders_are_listed(&array, &token);
+    assert!(begin(&cluster, "/whole").rest() == bytes);
+    versions_have_tags(&cluster, &token);
+    directories_are_listed(&cluster, &token);
 }
 
-fn versions_have_tags(array: &Array, token: &str) {
-    put(array, b"first", &[], "/v");
-    let first = curl(array, token, &[], "/v");
+fn versions_have_tags(cluster: &Cluster, token: &str) {
+    put(cluster, b"first", &[], "/v");
+    let first = curl(cluster, token, &[], "/v");
     let tag = first.header("etag").unwrap();
     let asked = |name: &str, more: &[&str]| {
         let condition = format!("{name}: {tag}");
         curl(
-            array,
+            cluster,
             token,
             &[&["-H", condition.as_str()], more].concat(),
             "/v",
@@ -245,27 +245,27 @@ fn versions_have_tags(array: &Array, token: &str) {
     assert_eq!(known.header("etag"), Some(tag));
     assert_eq!(asked("If-Range", &["-r", "1-2"]).status, 206);
     assert_eq!(asked("If-Match", &[]).status, 200);
-    put(array, b"second", &[], "/v");
+    put(cluster, b"second", &[], "/v");
     assert_eq!(asked("If-None-Match", &[]).text(), "second");
     // If the version has changed, a request for a range returns the whole present content.
     let all = asked("If-Range", &["-r", "1-2"]);
     assert_eq!((all.status, all.text().as_str()), (200, "second"));
     assert_eq!(asked("If-Match", &[]).status, 412);
     // A moved file has the same tag.
-    let tag = curl(array, token, &["-I"], "/v")
+    let tag = curl(cluster, token, &["-I"], "/v")
         .header("etag")
         .unwrap()
         .to_owned();
-    assert!(array.run(&["mv", "/v", "/w"]).ok);
+    assert!(cluster.run(&["mv", "/v", "/w"]).ok);
     assert_eq!(
-        curl(array, token, &["-I"], "/w").header("etag"),
+        curl(cluster, token, &["-I"], "/w").header("etag"),
         Some(tag.as_str())
     );
 }
 
-fn folders_are_listed(array: &Array, token: &str) {
-    for folder in ["/d", "/d/"] {
-        let listed = curl(array, token, &[], folder);
+fn directories_are_listed(cluster: &Cluster, token: &str) {
+    for directory in ["/d", "/d/"] {
+        let listed = curl(cluster, token, &[], directory);
         assert_eq!(listed.header("content-type"), Some("application/json"));
         let listed: Value = serde_json::from_slice(&listed.body).unwrap();
         let entry = &listed["entries"][0];
@@ -279,34 +279,34 @@ fn folders_are_listed(array: &Array, token: &str) {
             .unwrap()
             .strip_prefix("/files")
             .unwrap();
-        assert_eq!(curl(array, token, &[], url).text(), "odd");
+        assert_eq!(curl(cluster, token, &[], url).text(), "odd");
     }
-    let root: Value = serde_json::from_slice(&curl(array, token, &[], "").body).unwrap();
+    let root: Value = serde_json::from_slice(&curl(cluster, token, &[], "").body).unwrap();
     let names = root["entries"].as_array().unwrap().iter();
     let names: Vec<&str> = names.map(|entry| entry["name"].as_str().unwrap()).collect();
     assert!(
         names.contains(&"d") && names.contains(&"whole"),
         "{names:?}"
     );
-    // A file is no folder.
-    assert_eq!(curl(array, token, &[], "/whole/").status, 404);
-    assert_eq!(curl(array, token, &[], "/whole/x").status, 404);
+    // A file is no directory.
+    assert_eq!(curl(cluster, token, &[], "/whole/").status, 404);
+    assert_eq!(curl(cluster, token, &[], "/whole/x").status, 404);
 }
 
 /// A URL never returns content that is still being written, and returns closed content at once.
 #[test]
 fn url_returns_last_closed_content() {
-    let Some(array) = Array::start() else {
+    let Some(cluster) = Cluster::start() else {
         return;
     };
-    let token = token(&array);
+    let token = token(&cluster);
     for number in 0..20 {
-        std::fs::write(array.at("f"), format!("{number}")).unwrap();
-        assert_eq!(curl(&array, &token, &[], "/f").text(), number.to_string());
+        std::fs::write(cluster.at("f"), format!("{number}")).unwrap();
+        assert_eq!(curl(&cluster, &token, &[], "/f").text(), number.to_string());
     }
-    let mut file = std::fs::File::create(array.at("g")).unwrap();
+    let mut file = std::fs::File::create(cluster.at("g")).unwrap();
     file.write_all(b"not yet").unwrap();
-    let early = curl(&array, &token, &[], "/g");
+    let early = curl(&cluster, &token, &[], "/g");
     assert_eq!(
         (early.status, early.header("retry-after")),
         (503, Some("2")),
@@ -314,23 +314,23 @@ fn url_returns_last_closed_content() {
         early.text()
     );
     drop(file);
-    assert_eq!(curl(&array, &token, &[], "/g").text(), "not yet");
+    assert_eq!(curl(&cluster, &token, &[], "/g").text(), "not yet");
     let mut file = std::fs::File::options()
         .append(true)
-        .open(array.at("g"))
+        .open(cluster.at("g"))
         .unwrap();
     file.write_all(b"!").unwrap();
-    assert_eq!(curl(&array, &token, &[], "/g").text(), "not yet");
+    assert_eq!(curl(&cluster, &token, &[], "/g").text(), "not yet");
     drop(file);
-    assert_eq!(curl(&array, &token, &[], "/g").text(), "not yet!");
-    array.sh("ln -s g link; mkfifo pipe; ln -s loop loop");
-    assert_eq!(curl(&array, &token, &[], "/link").text(), "not yet!");
-    assert_eq!(curl(&array, &token, &[], "/pipe").status, 403);
-    assert_eq!(curl(&array, &token, &[], "/loop").status, 404);
+    assert_eq!(curl(&cluster, &token, &[], "/g").text(), "not yet!");
+    cluster.sh("ln -s g link; mkfifo pipe; ln -s loop loop");
+    assert_eq!(curl(&cluster, &token, &[], "/link").text(), "not yet!");
+    assert_eq!(curl(&cluster, &token, &[], "/pipe").status, 403);
+    assert_eq!(curl(&cluster, &token, &[], "/loop").status, 404);
 }
 
-fn user_token(array: &Array, uid: u32, flags: &[&str]) -> (u64, String) {
-    let path = array.path("user-token");
+fn user_token(cluster: &Cluster, uid: u32, flags: &[&str]) -> (u64, String) {
+    let path = cluster.path("user-token");
     let _ = std::fs::remove_file(&path);
     let (user, shown) = (uid.to_string(), path.display().to_string());
     let args = [
@@ -338,21 +338,21 @@ fn user_token(array: &Array, uid: u32, flags: &[&str]) -> (u64, String) {
         flags,
     ]
     .concat();
-    let made = array.json(&args);
+    let made = cluster.json(&args);
     let token = Credential::read(&path).unwrap().token;
     (made["token"]["token"].as_u64().unwrap(), token)
 }
 
 /// Checks that HTTP/1.1 serves only files, to any user.
-fn serves_nothing_else(array: &Array) {
-    let address = array.address();
+fn serves_nothing_else(cluster: &Cluster) {
+    let address = cluster.address();
     let other = TcpStream::connect(address.strip_prefix("http://").unwrap()).unwrap();
-    let header = format!("Authorization: Bearer {}\r\n", token(array));
-    let other = Begun::with(other, "/../tidemill.v1.Array/Status", &header);
+    let header = format!("Authorization: Bearer {}\r\n", token(cluster));
+    let other = Begun::with(other, "/../tidemill.v1.Cluster/Status", &header);
     assert!(other.head.starts_with("HTTP/1.1 400"), "{}", other.head);
     let mut other = TcpStream::connect(address.strip_prefix("http://").unwrap()).unwrap();
     let request = format!(
-        "POST /tidemill.v1.Array/Status HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{header}\r\n"
+        "POST /tidemill.v1.Cluster/Status HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{header}\r\n"
     );
     other.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
@@ -362,24 +362,24 @@ fn serves_nothing_else(array: &Array) {
 
 #[test]
 fn url_refuses_file_without_read_permission() {
-    let Some(array) = Array::with(without_tls(Options::default())) else {
+    let Some(cluster) = Cluster::with(without_tls(Options::default())) else {
         return;
     };
     let bytes = numbers(0, MUCH);
-    put(&array, &bytes, &[], "/much");
-    array.sh(&format!(
+    put(&cluster, &bytes, &[], "/much");
+    cluster.sh(&format!(
         "echo own > own; chmod 600 own; chown {ALICE} own; mkdir -m 700 closed; echo secret > closed/f; chmod 644 closed/f"
     ));
-    let (number, alice) = user_token(&array, ALICE, &[]);
-    let (_, reader) = user_token(&array, ALICE, &["--read-only"]);
-    let (_, bob) = user_token(&array, BOB, &[]);
-    let status = |token: &str, args: &[&str], path: &str| curl(&array, token, args, path).status;
+    let (number, alice) = user_token(&cluster, ALICE, &[]);
+    let (_, reader) = user_token(&cluster, ALICE, &["--read-only"]);
+    let (_, bob) = user_token(&cluster, BOB, &[]);
+    let status = |token: &str, args: &[&str], path: &str| curl(&cluster, token, args, path).status;
     for token in [&alice, &reader] {
-        assert_eq!(curl(&array, token, &[], "/own").text(), "own\n");
+        assert_eq!(curl(&cluster, token, &[], "/own").text(), "own\n");
         assert_eq!(status(token, &[], "/closed/f"), 403);
         assert_eq!(status(token, &[], "/closed"), 403);
     }
-    let refused = curl(&array, &bob, &[], "/own");
+    let refused = curl(&cluster, &bob, &[], "/own");
     assert_eq!(refused.status, 403, "{}", refused.text());
     for (args, path) in [
         (&["-I"][..], "/own"),
@@ -391,7 +391,7 @@ fn url_refuses_file_without_read_permission() {
     // The answer does not tell whether the file exists.
     assert_eq!(status(&bob, &[], "/closed/none"), 403);
     for wrong in ["", "0123", &bob[1..]] {
-        let stranger = curl(&array, wrong, &[], "/much");
+        let stranger = curl(&cluster, wrong, &[], "/much");
         assert_eq!(
             (stranger.status, stranger.header("www-authenticate")),
             (401, Some("Bearer"))
@@ -412,18 +412,18 @@ fn url_refuses_file_without_read_permission() {
     assert_eq!(status(&alice, &[], &format!("/{}", "x".repeat(5000))), 414);
     assert_eq!(status(&alice, &[], &format!("/{}", "x/".repeat(2000))), 404);
     for method in ["PUT", "POST", "DELETE", "OPTIONS"] {
-        let answer = curl(&array, &alice, &["-X", method, "-d", "x"], "/own");
+        let answer = curl(&cluster, &alice, &["-X", method, "-d", "x"], "/own");
         assert_eq!(
             (answer.status, answer.header("allow")),
             (405, Some("GET, HEAD")),
             "{method}"
         );
     }
-    assert_eq!(array.sh("cat own"), "own\n");
-    serves_nothing_else(&array);
+    assert_eq!(cluster.sh("cat own"), "own\n");
+    serves_nothing_else(&cluster);
     // A running download with a token ends with the token.
-    let begun = begin_as(&array, &alice, "/much").ok();
-    assert!(array.run(&["token", "revoke", &number.to_string()]).ok);
+    let begun = begin_as(&cluster, &alice, "/much").ok();
+    assert!(cluster.run(&["token", "revoke", &number.to_string()]).ok);
     let rest = begun.rest();
     assert!(rest.len() < bytes.len() && bytes.starts_with(&rest));
     assert_eq!(status(&alice, &[], "/own"), 401);
@@ -431,17 +431,17 @@ fn url_refuses_file_without_read_permission() {
 
 #[test]
 fn streams_of_one_user_are_bounded_and_others_unaffected() {
-    let Some(array) = Array::with(without_tls(without_mount(1))) else {
+    let Some(cluster) = Cluster::with(without_tls(without_mount(1))) else {
         return;
     };
     let bytes = numbers(0, MUCH);
-    put(&array, &bytes, &[], "/much");
-    let (_, alice) = user_token(&array, ALICE, &[]);
-    let (_, bob) = user_token(&array, BOB, &[]);
+    put(&cluster, &bytes, &[], "/much");
+    let (_, alice) = user_token(&cluster, ALICE, &[]);
+    let (_, bob) = user_token(&cluster, BOB, &[]);
     let mut begun: Vec<_> = (0..16)
-        .map(|_| begin_as(&array, &alice, "/much").ok())
+        .map(|_| begin_as(&cluster, &alice, "/much").ok())
         .collect();
-    let more = curl(&array, &alice, &[], "/much");
+    let more = curl(&cluster, &alice, &[], "/much");
     assert_eq!(
         (more.status, more.header("retry-after")),
         (429, Some("2")),
@@ -449,52 +449,57 @@ fn streams_of_one_user_are_bounded_and_others_unaffected() {
         more.text()
     );
     // Requests that need no stream continue.
-    assert_eq!(curl(&array, &alice, &["-I"], "/much").status, 200);
+    assert_eq!(curl(&cluster, &alice, &["-I"], "/much").status, 200);
     assert_eq!(
-        curl(&array, &bob, &["-r", "0-9"], "/much").body,
+        curl(&cluster, &bob, &["-r", "0-9"], "/much").body,
         bytes[..10]
     );
     // A stream that is closed frees a place, and so does one that is read to its end.
     drop(begun.pop());
     assert!(begun.pop().unwrap().rest() == bytes);
     wait("there is room for two", || {
-        let one = begin_as(&array, &alice, "/much");
+        let one = begin_as(&cluster, &alice, "/much");
         if one.head.starts_with("HTTP/1.1 200 ") {
             begun.push(one);
         }
         begun.len() == 16
     });
-    assert_eq!(curl(&array, &alice, &[], "/much").status, 429);
+    assert_eq!(curl(&cluster, &alice, &[], "/much").status, 429);
 }
 
 #[test]
 fn stream_switches_to_another_copy_when_node_is_lost() {
     for stripes in [&[][..], &["--stripe", "64KiB,2"]] {
         for stopped in [false, true] {
-            let Some(mut array) = Array::with(without_mount(3)) else {
+            let Some(mut cluster) = Cluster::with(without_mount(3)) else {
                 return;
             };
             let bytes = numbers(3, MUCH);
             put(
-                &array,
+                &cluster,
                 &bytes,
                 &[&["--copies", "2"], stripes].concat(),
                 "/f",
             );
-            copied(&array, "/f", 2);
-            let begun = begin(&array, "/f");
-            let layout = array.json(&["layout", "/f"]);
+            copied(&cluster, "/f", 2);
+            let begun = begin(&cluster, "/f");
+            let layout = cluster.json(&["layout", "/f"]);
             let first = layout["parts"][0]["copies"][0]["node"].as_u64().unwrap();
             let first = usize::try_from(first).unwrap();
             if stopped {
-                array.signal_node(first, rustix::process::Signal::STOP);
+                cluster.signal_node(first, rustix::process::Signal::STOP);
             } else {
-                array.kill_node(first);
-                std::fs::rename(array.node_folder(first), array.path("lost")).unwrap();
+                cluster.kill_node(first);
+                std::fs::rename(cluster.node_directory(first), cluster.path("lost")).unwrap();
             }
             let rest = begun.rest();
             assert!(rest == bytes, "{stripes:?} {stopped}: {} bytes", rest.len());
-            let again = curl(&array, &token(&array), &["-r", "30000000-30000009"], "/f");
+            let again = curl(
+                &cluster,
+                &token(&cluster),
+                &["-r", "30000000-30000009"],
+                "/f",
+            );
             assert_eq!(
                 (again.status, &again.body[..]),
                 (206, &bytes[30_000_000..30_000_010])
@@ -505,18 +510,18 @@ fn stream_switches_to_another_copy_when_node_is_lost() {
 
 #[test]
 fn stream_cut_before_its_end_is_not_taken_for_whole() {
-    let Some(mut array) = Array::with(without_mount(1)) else {
+    let Some(mut cluster) = Cluster::with(without_mount(1)) else {
         return;
     };
     let bytes = numbers(5, MUCH);
-    put(&array, &bytes, &[], "/f");
-    let begun = begin(&array, "/f");
+    put(&cluster, &bytes, &[], "/f");
+    let begun = begin(&cluster, "/f");
     let length = format!("content-length: {}\r\n", bytes.len());
     assert!(begun.head.contains(&length), "{}", begun.head);
-    array.kill_node(0);
+    cluster.kill_node(0);
     let rest = begun.rest();
     assert!(rest.len() < bytes.len() && bytes.starts_with(&rest));
-    let refused = curl(&array, &token(&array), &[], "/f");
+    let refused = curl(&cluster, &token(&cluster), &[], "/f");
     assert_eq!(
         (refused.status, refused.header("retry-after")),
         (503, Some("2"))
@@ -527,21 +532,21 @@ fn stream_cut_before_its_end_is_not_taken_for_whole() {
         refused.text()
     );
     // Attributes that need no node are returned all the same.
-    assert_eq!(curl(&array, &token(&array), &["-I"], "/f").status, 200);
-    array.start_node(0);
+    assert_eq!(curl(&cluster, &token(&cluster), &["-I"], "/f").status, 200);
+    cluster.start_node(0);
     wait("the file can be read again", || {
-        let again = curl(&array, &token(&array), &[], "/f");
+        let again = curl(&cluster, &token(&cluster), &[], "/f");
         again.status == 200 && again.body == bytes
     });
     // An object that is damaged on the node's disk is reported, not sent.
-    let object = array.object_files("/f").remove(0);
+    let object = cluster.object_files("/f").remove(0);
     std::fs::File::options()
         .write(true)
         .open(&object)
         .unwrap()
         .set_len(1 << 20)
         .unwrap();
-    let damaged = curl(&array, &token(&array), &[], "/f");
+    let damaged = curl(&cluster, &token(&cluster), &[], "/f");
     assert!(
         [500, 503].contains(&damaged.status),
         "{} {}",
@@ -553,23 +558,23 @@ fn stream_cut_before_its_end_is_not_taken_for_whole() {
 /// The bytes of a version stay while a URL reads them, and no longer.
 #[test]
 fn stream_continues_with_the_version_at_its_start() {
-    let Some(array) = Array::with(without_mount(2)) else {
+    let Some(cluster) = Cluster::with(without_mount(2)) else {
         return;
     };
     for stripes in [&[][..], &["--stripe", "64KiB,2"]] {
         let (old, new) = (numbers(1, MUCH), numbers(9, MUCH));
         for path in ["/read", "/left", "/unread", "/gone"] {
-            put(&array, &old, stripes, path);
+            put(&cluster, &old, stripes, path);
         }
-        let of = |path: &str| array.object_files(path);
+        let of = |path: &str| cluster.object_files(path);
         let (read, left, unread, gone) = (of("/read"), of("/left"), of("/unread"), of("/gone"));
-        let begun = begin(&array, "/read");
-        let kept = begin(&array, "/gone");
-        let leaving = begin(&array, "/left");
+        let begun = begin(&cluster, "/read");
+        let kept = begin(&cluster, "/gone");
+        let leaving = begin(&cluster, "/left");
         for path in ["/read", "/left", "/unread"] {
-            put(&array, &new, stripes, path);
+            put(&cluster, &new, stripes, path);
         }
-        assert!(array.run(&["rm", "/gone"]).ok);
+        assert!(cluster.run(&["rm", "/gone"]).ok);
         let all_gone = |objects: &[PathBuf]| objects.iter().all(|object| !object.exists());
         wait("what nobody reads is removed", || all_gone(&unread));
         assert!(!all_gone(&left), "it is read by one who takes nothing");
@@ -584,7 +589,7 @@ fn stream_continues_with_the_version_at_its_start() {
                 .all(|object| object.exists())
         );
         assert!(begun.rest() == old && kept.rest() == old);
-        assert!(begin(&array, "/read").rest() == new);
+        assert!(begin(&cluster, "/read").rest() == new);
         wait("what was read is removed", || {
             all_gone(&read) && all_gone(&gone)
         });

@@ -1,6 +1,6 @@
 //! Tests channels of rooms: one order, no acknowledged message lost, no message twice.
 
-use crate::array::{Array, Device, Options, wait};
+use crate::cluster::{Cluster, Device, Options, wait};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,15 +11,15 @@ const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 const MEMORY_INDEX: usize = 2;
 const LINES: usize = 3000;
 
-fn start() -> Option<Array> {
-    let mut array = Array::start()?;
-    array.add_node(&["--medium", "memory", "--capacity", "128MiB"]);
-    array.run(&["room", "create", "r", "--quota", "64MiB"]);
-    Some(array)
+fn start() -> Option<Cluster> {
+    let mut cluster = Cluster::start()?;
+    cluster.add_node(&["--medium", "memory", "--capacity", "128MiB"]);
+    cluster.run(&["room", "create", "r", "--quota", "64MiB"]);
+    Some(cluster)
 }
 
-fn channel(array: &Array, args: &[&str]) -> Child {
-    let mut command = array.tidemill();
+fn channel(cluster: &Cluster, args: &[&str]) -> Child {
+    let mut command = cluster.tidemill();
     command.arg("channel").args(args);
     let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
     piped.stderr(Stdio::piped()).spawn().unwrap()
@@ -33,8 +33,8 @@ fn lines(out: &[u8]) -> Vec<(String, usize)> {
         .collect()
 }
 
-fn state(array: &Array, name: &str) -> Value {
-    let listed = array.json(&["channel", "list", "r"]);
+fn state(cluster: &Cluster, name: &str) -> Value {
+    let listed = cluster.json(&["channel", "list", "r"]);
     let mut listed = listed.as_array().unwrap().iter();
     listed.find(|one| one["channel"] == name).unwrap()["state"].clone()
 }
@@ -43,15 +43,15 @@ fn state(array: &Array, name: &str) -> Value {
 #[test]
 #[expect(clippy::too_many_lines, reason = "one story")]
 fn channel_delivers_each_message_once_in_order_despite_kills() {
-    let Some(mut array) = start() else { return };
-    let made = array.json(&["channel", "create", "r", "c", "--capacity", "256KiB"]);
+    let Some(mut cluster) = start() else { return };
+    let made = cluster.json(&["channel", "create", "r", "c", "--capacity", "256KiB"]);
     assert_eq!((&made["memory"], &made["node"]), (&true.into(), &2.into()));
     let all = (2 * LINES).to_string();
     let read = |reader: &str, count: &str| {
         let args = [
             "receive", "r", "c", "--reader", reader, "-n", count, "--lines", "--wait", "120s",
         ];
-        channel(&array, &args)
+        channel(&cluster, &args)
     };
     let mut slow = read("slow", &all);
     let mut child = read("all", &all);
@@ -59,12 +59,12 @@ fn channel_delivers_each_message_once_in_order_despite_kills() {
     wait("both read", || {
         ["slow", "all"]
             .iter()
-            .all(|one| state(&array, "c")["readers"][*one].is_u64())
+            .all(|one| state(&cluster, "c")["readers"][*one].is_u64())
     });
     // No process waits for a reader that does not empty its pipe.
     let slow = std::thread::spawn(move || slow.done());
     let senders = ["a", "b"].map(|who| {
-        let mut child = channel(&array, &["send", "r", "c", "--lines", "--wait", "120s"]);
+        let mut child = channel(&cluster, &["send", "r", "c", "--lines", "--wait", "120s"]);
         let mut into = child.stdin.take().unwrap();
         let writing = std::thread::spawn(move || {
             for number in 0..LINES {
@@ -87,13 +87,13 @@ fn channel_delivers_each_message_once_in_order_despite_kills() {
         }
         match round {
             0 | 2 => {
-                array.kill_node(MEMORY_INDEX);
-                array.start_node(MEMORY_INDEX);
+                cluster.kill_node(MEMORY_INDEX);
+                cluster.start_node(MEMORY_INDEX);
             }
             1 => {
-                array.kill_server();
+                cluster.kill_server();
                 assert!(reads_on(&mut out, &mut got), "it goes on without a server");
-                array.start_server();
+                cluster.start_server();
             }
             _ => {
                 child.kill().unwrap();
@@ -104,15 +104,15 @@ fn channel_delivers_each_message_once_in_order_despite_kills() {
             }
         }
     }
-    array.wait_for_nodes(3);
+    cluster.wait_for_nodes(3);
     // Messages that it received but did not acknowledge are delivered again; no message is missing.
     let mut rest = Vec::new();
-    let next = state(&array, "c")["readers"]["all"].as_u64().unwrap();
+    let next = state(&cluster, "c")["readers"]["all"].as_u64().unwrap();
     let left = (2 * LINES as u64 - next).to_string();
     let args = [
         "receive", "r", "c", "--reader", "all", "-n", &left, "--lines", "--wait", "120s",
     ];
-    rest.extend(channel(&array, &args).done());
+    rest.extend(channel(&cluster, &args).done());
     let slow = slow.join().unwrap();
     for (mut sender, writing) in senders {
         writing.join().unwrap();
@@ -171,58 +171,58 @@ impl Output for Child {
 #[test]
 #[expect(clippy::too_many_lines, reason = "one story")]
 fn channel_is_bounded_and_ends_with_its_room_or_memory() {
-    let Some(mut array) = start() else { return };
+    let Some(mut cluster) = start() else { return };
     for wrong in ["", "..", ".x", "a/b", &"a".repeat(65)] {
-        let said = array.run(&["channel", "create", "r", wrong]);
+        let said = cluster.run(&["channel", "create", "r", wrong]);
         assert!(
             !said.ok && said.err.contains("can't be the name"),
             "{}",
             said.err
         );
     }
-    let many = |size: &str| array.run(&["channel", "create", "r", "c", "--capacity", size]);
+    let many = |size: &str| cluster.run(&["channel", "create", "r", "c", "--capacity", size]);
     for (size, why) in [("1KiB", "64 KiB"), ("8GiB", "4 GiB"), ("65MiB", "quota")] {
         let said = many(size);
         assert!(!said.ok && said.err.contains(why), "{}", said.err);
     }
     assert!(many("1MiB").ok);
     assert!(many("1MiB").err.contains("already"));
-    let rooms = array.json(&["room", "list"]);
+    let rooms = cluster.json(&["room", "list"]);
     assert_eq!(rooms[0]["used_bytes"], 1 << 20, "promised at once");
-    let message = array.path("message");
+    let message = cluster.path("message");
     std::fs::write(&message, vec![b'x'; 400_000]).unwrap();
     let message = message.to_str().unwrap().to_owned();
-    let send = |array: &Array, wait: &str| {
-        array.run(&["channel", "send", "r", "c", &message, "--wait", wait])
+    let send = |cluster: &Cluster, wait: &str| {
+        cluster.run(&["channel", "send", "r", "c", &message, "--wait", wait])
     };
-    assert!(send(&array, "0").ok && send(&array, "0").ok);
-    let full = send(&array, "1s");
+    assert!(send(&cluster, "0").ok && send(&cluster, "0").ok);
+    let full = send(&cluster, "1s");
     assert!(!full.ok && full.err.contains("is full"), "{}", full.err);
-    let long = array.path("long");
+    let long = cluster.path("long");
     std::fs::write(&long, vec![0; (1 << 20) + 1]).unwrap();
-    let said = array.run(&["channel", "send", "r", "c", long.to_str().unwrap()]);
+    let said = cluster.run(&["channel", "send", "r", "c", long.to_str().unwrap()]);
     assert!(!said.ok && said.err.contains("longer"), "{}", said.err);
     // A message that one reader has not read is kept for it; a reader that was removed delays no other.
-    let receive = |array: &Array, more: &[&str]| {
+    let receive = |cluster: &Cluster, more: &[&str]| {
         let mut args = vec!["--json", "channel", "receive", "r", "c"];
         args.extend(more);
-        array.run(&args)
+        cluster.run(&args)
     };
-    assert!(receive(&array, &["--reader", "one", "-n", "2"]).ok);
-    assert!(send(&array, "0").ok, "all who read have read");
+    assert!(receive(&cluster, &["--reader", "one", "-n", "2"]).ok);
+    assert!(send(&cluster, "0").ok, "all who read have read");
     assert!(
-        receive(&array, &["--reader", "two", "--from", "99"])
+        receive(&cluster, &["--reader", "two", "--from", "99"])
             .err
             .contains("no further message")
     );
-    assert!(send(&array, "0").ok && !send(&array, "0").ok);
-    assert!(array.run(&["channel", "forget", "r", "c", "one"]).ok);
-    assert!(send(&array, "0").ok, "two has read up to there");
-    let got = receive(&array, &["--from", "0"]).out;
+    assert!(send(&cluster, "0").ok && !send(&cluster, "0").ok);
+    assert!(cluster.run(&["channel", "forget", "r", "c", "one"]).ok);
+    assert!(send(&cluster, "0").ok, "two has read up to there");
+    let got = receive(&cluster, &["--from", "0"]).out;
     let got: Value = serde_json::from_str(&got).unwrap();
     assert_eq!(got["number"], 3, "the first that is there");
     // Other users have no access to it.
-    let tidemill = format!("{STRANGER} {:?}", array.tidemill());
+    let tidemill = format!("{STRANGER} {:?}", cluster.tidemill());
     for command in [
         "list r",
         "receive r c",
@@ -232,44 +232,48 @@ fn channel_is_bounded_and_ends_with_its_room_or_memory() {
         "create r theirs",
         "send r c /etc/hostname",
     ] {
-        let said = array.try_sh(&format!("{tidemill} channel {command}"));
+        let said = cluster.try_sh(&format!("{tidemill} channel {command}"));
         assert!(!said.ok, "{command}: {}{}", said.out, said.err);
     }
     // Users with read permission for the room may receive, and delay no other; users who lose the permission get an error at once.
-    array.sh("chmod 755 rooms/r");
-    assert!(array.try_sh(&format!("{tidemill} channel receive r c")).ok);
+    cluster.sh("chmod 755 rooms/r");
+    assert!(
+        cluster
+            .try_sh(&format!("{tidemill} channel receive r c"))
+            .ok
+    );
     for command in [
         "receive r c --reader theirs",
         "send r c /etc/hostname",
         "forget r c two",
     ] {
-        assert!(!array.try_sh(&format!("{tidemill} channel {command}")).ok);
+        assert!(!cluster.try_sh(&format!("{tidemill} channel {command}")).ok);
     }
     // The host ends that has the channel in its memory.
-    array.kill_mount();
-    array.lose_memory(MEMORY_INDEX);
-    array.start_node(MEMORY_INDEX);
-    array.wait_for_nodes(3);
-    for said in [send(&array, "5s"), receive(&array, &["--wait", "5s"])] {
+    cluster.kill_mount();
+    cluster.lose_memory(MEMORY_INDEX);
+    cluster.start_node(MEMORY_INDEX);
+    cluster.wait_for_nodes(3);
+    for said in [send(&cluster, "5s"), receive(&cluster, &["--wait", "5s"])] {
         assert!(
             !said.ok && said.err.contains("lost with the memory"),
             "{}",
             said.err
         );
     }
-    assert_eq!(array.json(&["channel", "list", "r"])[0]["lost"], true);
-    assert!(array.run(&["channel", "remove", "r", "c"]).ok);
+    assert_eq!(cluster.json(&["channel", "list", "r"])[0]["lost"], true);
+    assert!(cluster.run(&["channel", "remove", "r", "c"]).ok);
     assert!(
-        array
+        cluster
             .run(&["channel", "create", "r", "c", "--capacity", "1MiB"])
             .ok
     );
-    assert!(send(&array, "5s").ok);
+    assert!(send(&cluster, "5s").ok);
     let waits = channel(
-        &array,
+        &cluster,
         &["receive", "r", "c", "--from", "1", "--wait", "60s"],
     );
-    assert!(array.run(&["room", "remove", "r"]).ok);
+    assert!(cluster.run(&["room", "remove", "r"]).ok);
     let ended = waits.wait_with_output().unwrap();
     let why = String::from_utf8_lossy(&ended.stderr);
     assert!(
@@ -278,8 +282,8 @@ fn channel_is_bounded_and_ends_with_its_room_or_memory() {
         "{why}"
     );
     let kept = |index| {
-        let folder = array.node_folder(index).join("channels");
-        std::fs::read_dir(Path::new(&folder)).unwrap().count()
+        let directory = cluster.node_directory(index).join("channels");
+        std::fs::read_dir(Path::new(&directory)).unwrap().count()
     };
     wait("nothing of it is left", || {
         (0..3).all(|index| kept(index) == 0)
@@ -295,31 +299,31 @@ fn full_device_accepts_messages_within_channel_promise() {
         nodes: 1,
         ..Options::default()
     };
-    let prepare = |array: &Array| device = Some(Device::new(array.node_folder(0), "96m"));
-    let Some(array) = Array::prepared(options, prepare) else {
+    let prepare = |cluster: &Cluster| device = Some(Device::new(cluster.node_directory(0), "96m"));
+    let Some(cluster) = Cluster::prepared(options, prepare) else {
         return;
     };
     let device = device.unwrap();
-    array.run(&["room", "create", "r"]);
+    cluster.run(&["room", "create", "r"]);
     assert!(
-        array
+        cluster
             .run(&["channel", "create", "r", "c", "--capacity", "1MiB"])
             .ok
     );
     device.fill();
-    let message = array.path("message");
+    let message = cluster.path("message");
     std::fs::write(&message, vec![b'm'; 900_000]).unwrap();
     let message = message.to_str().unwrap();
     for number in 0..20 {
-        let sent = array.json(&["channel", "send", "r", "c", message]);
+        let sent = cluster.json(&["channel", "send", "r", "c", message]);
         assert_eq!(sent["first"], number);
-        let got = array.run(&["channel", "receive", "r", "c", "--reader", "one"]);
+        let got = cluster.run(&["channel", "receive", "r", "c", "--reader", "one"]);
         assert!(got.ok && got.out.len() == 900_000, "{}", got.err);
     }
-    let more = array.run(&["channel", "create", "r", "d", "--capacity", "1MiB"]);
+    let more = cluster.run(&["channel", "create", "r", "d", "--capacity", "1MiB"]);
     assert!(!more.ok, "{}", more.out);
     assert_eq!(
-        array
+        cluster
             .json(&["channel", "list", "r"])
             .as_array()
             .unwrap()

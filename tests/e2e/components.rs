@@ -1,26 +1,26 @@
 //! Tests components: a task for each part, chunk or file, and their common output (Active Storage §4).
 
-use crate::array::{Array, Device, Options, OtherMount, wait};
 use crate::chance::Chance;
+use crate::cluster::{Cluster, Device, Options, OtherMount, wait};
 use serde_json::Value;
 use std::path::Path;
 
 /// Size of a stripe, in bytes.
 const UNIT: usize = 64 << 10;
 
-/// Starts an array with three nodes and a file of stripes on them.
-fn with_stripes(remote: bool, size: usize) -> Option<(Array, Vec<u8>)> {
-    let array = Array::with(Options {
+/// Starts a cluster with three nodes and a file of stripes on them.
+fn with_stripes(remote: bool, size: usize) -> Option<(Cluster, Vec<u8>)> {
+    let cluster = Cluster::with(Options {
         nodes: 3,
         remote,
         ..Options::default()
     })?;
     let bytes = Chance(size as u64).bytes(size);
-    array.sh("mkdir d");
-    assert!(array.run(&["stripe", "/d", "64KiB"]).ok);
-    std::fs::write(array.at("d/f"), &bytes).unwrap();
-    array.sh("sync d/f");
-    Some((array, bytes))
+    cluster.sh("mkdir d");
+    assert!(cluster.run(&["stripe", "/d", "64KiB"]).ok);
+    std::fs::write(cluster.at("d/f"), &bytes).unwrap();
+    cluster.sh("sync d/f");
+    Some((cluster, bytes))
 }
 
 /// Returns a job with one task.
@@ -28,15 +28,15 @@ fn job(task: &str) -> String {
     format!(r#"name = "j"; workdir = "/"; tasks = ( {{ {task} }} );"#)
 }
 
-fn got(array: &Array, path: &str) -> Vec<u8> {
-    let to = array.path("got");
-    let said = array.run(&["get", path, to.to_str().unwrap()]);
+fn got(cluster: &Cluster, path: &str) -> Vec<u8> {
+    let to = cluster.path("got");
+    let said = cluster.run(&["get", path, to.to_str().unwrap()]);
     assert!(said.ok, "{path}: {}", said.err);
     std::fs::read(to).unwrap()
 }
 
-fn nodes(array: &Array, path: &str) -> Vec<u64> {
-    let layout = array.json(&["layout", path]);
+fn nodes(cluster: &Cluster, path: &str) -> Vec<u64> {
+    let layout = cluster.json(&["layout", path]);
     let parts = layout["parts"].as_array().unwrap().iter();
     let first = |part: &Value| part["copies"][0]["node"].as_u64().unwrap();
     parts.map(first).collect()
@@ -47,11 +47,11 @@ fn upper(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Stores a user's program that flips bit 5 of each byte of a file; it works in any directory.
-fn with_program(array: &Array) {
+fn with_program(cluster: &Cluster) {
     let script = "#!/usr/bin/python3\nimport sys\nd = open(sys.argv[1], 'rb').read()\n\
                   open(sys.argv[2], 'wb').write(bytes(b ^ 32 for b in d))\n";
-    std::fs::write(array.at("turn"), script).unwrap();
-    array.sh("chmod +x turn");
+    std::fs::write(cluster.at("turn"), script).unwrap();
+    cluster.sh("chmod +x turn");
 }
 
 const TURN: &str = r#"name = "turned"; kernel = "turn"; args = [ "d/f", "out" ]; per = "part"; layout = "same";
@@ -60,28 +60,28 @@ const TURN: &str = r#"name = "turned"; kernel = "turn"; args = [ "d/f", "out" ];
 #[test]
 fn component_outputs_are_striped_like_input_without_moves() {
     for remote in [false, true] {
-        let Some((array, bytes)) = with_stripes(remote, (1 << 20) + 77) else {
+        let Some((cluster, bytes)) = with_stripes(remote, (1 << 20) + 77) else {
             return;
         };
-        with_program(&array);
-        let id = array.submit(&job(TURN));
-        array.done(id);
-        assert!(got(&array, "/out") == upper(&bytes));
-        assert!(std::fs::read(array.at("out")).unwrap() == upper(&bytes));
-        let lies = nodes(&array, "/d/f");
-        assert_eq!(nodes(&array, "/out"), lies);
-        let told = array.json(&["jobs", &id.to_string()]);
+        with_program(&cluster);
+        let id = cluster.submit(&job(TURN));
+        cluster.done(id);
+        assert!(got(&cluster, "/out") == upper(&bytes));
+        assert!(std::fs::read(cluster.at("out")).unwrap() == upper(&bytes));
+        let lies = nodes(&cluster, "/d/f");
+        assert_eq!(nodes(&cluster, "/out"), lies);
+        let told = cluster.json(&["jobs", &id.to_string()]);
         let tasks = told["tasks"].as_array().unwrap();
         assert_eq!(tasks.len(), 4, "three components and what joins them");
         for (index, task) in tasks[..3].iter().enumerate() {
             assert_eq!(task["name"], format!("turned[{index}]"));
             assert_eq!(task["node"].as_u64(), Some(lies[index]), "{task:#}");
         }
-        // The script, which is stored in the array, is transferred; the file is not.
+        // The script, which is stored in the cluster, is transferred; the file is not.
         let moved = |task: &Value| task["moved_bytes"].as_u64().unwrap();
         assert!(tasks[..3].iter().map(moved).sum::<u64>() < 1000, "{told:#}");
         // The lineage shows the components as one task.
-        let lineage = array.json(&["lineage", "/out", "--format", "json"]);
+        let lineage = cluster.json(&["lineage", "/out", "--format", "json"]);
         let runs = lineage["runs"].as_array().unwrap();
         assert_eq!(runs.len(), 1, "{lineage:#}");
         assert_eq!(runs[0]["name"], "turned");
@@ -89,47 +89,47 @@ fn component_outputs_are_striped_like_input_without_moves() {
         let all = bytes.len() as u64;
         assert!((all..all + 1000).contains(&read), "{lineage:#}");
         assert!(lineage.to_string().contains("/d/f"), "{lineage:#}");
-        let check = array.run(&["check", "--age", "0"]);
+        let check = cluster.run(&["check", "--age", "0"]);
         assert!(check.ok, "{}{}", check.out, check.err);
     }
 }
 
 #[test]
 fn component_outputs_survive_every_loss() {
-    let Some((mut array, bytes)) = with_stripes(false, 500_000) else {
+    let Some((mut cluster, bytes)) = with_stripes(false, 500_000) else {
         return;
     };
-    with_program(&array);
-    let id = array.submit(&job(TURN));
-    array.done(id);
-    array.kill_server();
-    array.start_server();
-    array.wait_for_nodes(3);
-    assert!(got(&array, "/out") == upper(&bytes));
-    array.sh("setfattr -n user.tidemill.copies -v 2 /; true");
-    array.wait_for_notes();
-    let said = array.rebuild();
+    with_program(&cluster);
+    let id = cluster.submit(&job(TURN));
+    cluster.done(id);
+    cluster.kill_server();
+    cluster.start_server();
+    cluster.wait_for_nodes(3);
+    assert!(got(&cluster, "/out") == upper(&bytes));
+    cluster.sh("setfattr -n user.tidemill.copies -v 2 /; true");
+    cluster.wait_for_notes();
+    let said = cluster.rebuild();
     assert_eq!(said["missing"], Value::from([0; 0]), "{said}");
-    assert!(std::fs::read(array.at("out")).unwrap() == upper(&bytes));
-    assert_eq!(array.json(&["layout", "/out"])["layout"], "striped");
-    let check = array.run(&["check", "--age", "0"]);
+    assert!(std::fs::read(cluster.at("out")).unwrap() == upper(&bytes));
+    assert_eq!(cluster.json(&["layout", "/out"])["layout"], "striped");
+    let check = cluster.run(&["check", "--age", "0"]);
     assert!(check.ok, "{}{}", check.out, check.err);
     // The deletion of the file removes its parts, and nothing else.
-    let before = objects(&array);
-    array.sh("rm out");
-    wait("its parts are gone", || objects(&array) == before - 3);
-    assert!(got(&array, "/d/f") == bytes);
+    let before = objects(&cluster);
+    cluster.sh("rm out");
+    wait("its parts are gone", || objects(&cluster) == before - 3);
+    assert!(got(&cluster, "/d/f") == bytes);
 }
 
 /// Returns the number of objects on all three nodes.
-fn objects(array: &Array) -> usize {
-    let on = |index| files(&array.node_folder(index).join("objects"));
+fn objects(cluster: &Cluster) -> usize {
+    let on = |index| files(&cluster.node_directory(index).join("objects"));
     (0..3).map(on).sum()
 }
 
-/// Returns the number of files below a folder.
-fn files(folder: &Path) -> usize {
-    let entries = std::fs::read_dir(folder).unwrap().flatten();
+/// Returns the number of files below a directory.
+fn files(directory: &Path) -> usize {
+    let entries = std::fs::read_dir(directory).unwrap().flatten();
     let below = entries.map(|entry| match entry.path() {
         path if path.is_dir() => files(&path),
         _ => 1,
@@ -139,15 +139,15 @@ fn files(folder: &Path) -> usize {
 
 #[test]
 fn each_chunk_of_a_file_becomes_a_file_of_its_own() {
-    let Some((array, bytes)) = with_stripes(false, 10 * UNIT + 5) else {
+    let Some((cluster, bytes)) = with_stripes(false, 10 * UNIT + 5) else {
         return;
     };
-    let id = array.submit(&job(
+    let id = cluster.submit(&job(
         r#"name = "sum"; kernel = "md5sum"; type = "program"; per = "chunk"; args = [ "d/f" ]; input = [ "d/f" ];
            output = [ "sums/%chunk" ]; stdout = "sums/%chunk";"#,
     ));
-    array.done(id);
-    let names = array.sh("ls sums");
+    cluster.done(id);
+    let names = cluster.sh("ls sums");
     let names: Vec<&str> = names.split_whitespace().collect();
     assert_eq!(names.len(), 11);
     assert_eq!(
@@ -156,16 +156,16 @@ fn each_chunk_of_a_file_becomes_a_file_of_its_own() {
         "in the order of the chunks"
     );
     for (name, chunk) in names.iter().zip(bytes.chunks(UNIT)) {
-        std::fs::write(array.path("chunk"), chunk).unwrap();
-        let sum = array.sh(&format!("md5sum < {}", array.path("chunk").display()));
-        let said = std::fs::read_to_string(array.at(&format!("sums/{name}"))).unwrap();
+        std::fs::write(cluster.path("chunk"), chunk).unwrap();
+        let sum = cluster.sh(&format!("md5sum < {}", cluster.path("chunk").display()));
+        let said = std::fs::read_to_string(cluster.at(&format!("sums/{name}"))).unwrap();
         assert_eq!(
             said.split_whitespace().next(),
             sum.split_whitespace().next()
         );
     }
-    let lies = nodes(&array, "/d/f");
-    let told = array.json(&["jobs", &id.to_string()]);
+    let lies = nodes(&cluster, "/d/f");
+    let told = cluster.json(&["jobs", &id.to_string()]);
     for (index, task) in told["tasks"].as_array().unwrap().iter().enumerate() {
         assert_eq!(task["node"].as_u64(), Some(lies[index % 3]), "{task:#}");
         assert_eq!(task["moved_bytes"], 0);
@@ -174,20 +174,22 @@ fn each_chunk_of_a_file_becomes_a_file_of_its_own() {
 
 #[test]
 fn each_file_has_its_component_and_later_task_reads_all() {
-    let Some(array) = Array::start() else { return };
-    array.sh("mkdir raw; for i in a b c; do echo $i > raw/$i.txt; done");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("mkdir raw; for i in a b c; do echo $i > raw/$i.txt; done");
     let script = r#"name = "j"; workdir = "/"; tasks = (
         { name = "up"; kernel = "tr"; type = "program"; args = [ "a-z", "A-Z" ]; per = "file"; input = [ "raw/*.txt" ];
           stdin = "raw/%name"; output = [ "up/%stem.up" ]; stdout = "up/%stem.up"; },
         { name = "all"; kernel = "cat"; type = "program"; args = [ "{inputs}" ]; input = [ "up/*" ]; output = [ "all" ]; stdout = "all"; } );"#;
-    let id = array.submit(script);
-    array.done(id);
-    assert_eq!(array.sh("cat all"), "A\nB\nC\n");
+    let id = cluster.submit(script);
+    cluster.done(id);
+    assert_eq!(cluster.sh("cat all"), "A\nB\nC\n");
 }
 
 #[test]
 fn failed_component_is_retried_alone_and_leaves_nothing() {
-    let Some((mut array, bytes)) = with_stripes(false, 3 * UNIT) else {
+    let Some((mut cluster, bytes)) = with_stripes(false, 3 * UNIT) else {
         return;
     };
     // Only the second part begins with the first byte of the second stripe.
@@ -196,15 +198,15 @@ fn failed_component_is_retried_alone_and_leaves_nothing() {
         "#!/usr/bin/python3\nimport sys\nd = open('d/f', 'rb').read()\n\
          if d[0] == {first} and len(d) == {UNIT}: sys.exit('this one will not do')\nopen('out', 'wb').write(d)\n"
     );
-    std::fs::write(array.at("turn"), script).unwrap();
-    array.sh("chmod +x turn");
+    std::fs::write(cluster.at("turn"), script).unwrap();
+    cluster.sh("chmod +x turn");
     let fails = TURN.replace("name = \"turned\"", "name = \"turned\"; retries = 1");
-    array.sh("sync turn");
-    let before = objects(&array);
-    let id = array.submit(&job(&fails));
-    let told = array.ended(id);
+    cluster.sh("sync turn");
+    let before = objects(&cluster);
+    let id = cluster.submit(&job(&fails));
+    let told = cluster.ended(id);
     assert_eq!(told["state"], "failed", "{told:#}");
-    let told = array.json(&["jobs", &id.to_string()]);
+    let told = cluster.json(&["jobs", &id.to_string()]);
     let failed: Vec<&Value> = told["tasks"]
         .as_array()
         .unwrap()
@@ -214,31 +216,33 @@ fn failed_component_is_retried_alone_and_leaves_nothing() {
     assert_eq!(failed.len(), 1, "{told:#}");
     assert_eq!(failed[0]["name"], "turned[1]");
     assert_eq!(failed[0]["tries"], 2);
-    let logs = array.json(&["logs", &id.to_string()]);
+    let logs = cluster.json(&["logs", &id.to_string()]);
     assert!(
         logs.to_string().contains("this one will not do"),
         "{logs:#}"
     );
-    assert!(!array.at("out").exists());
-    wait("what the others made is gone", || objects(&array) == before);
+    assert!(!cluster.at("out").exists());
+    wait("what the others made is gone", || {
+        objects(&cluster) == before
+    });
     // If a node is killed during the job, the output is the same.
-    with_slow_program(&array);
-    let id = array.submit(&job(TURN));
+    with_slow_program(&cluster);
+    let id = cluster.submit(&job(TURN));
     std::thread::sleep(std::time::Duration::from_millis(500));
-    array.kill_node(1);
-    array.kill_server();
-    array.start_server();
-    array.start_node(1);
-    array.done(id);
-    assert!(got(&array, "/out") == upper(&bytes));
+    cluster.kill_node(1);
+    cluster.kill_server();
+    cluster.start_server();
+    cluster.start_node(1);
+    cluster.done(id);
+    assert!(got(&cluster, "/out") == upper(&bytes));
 }
 
 /// Stores the same program, but each component takes a second.
-fn with_slow_program(array: &Array) {
+fn with_slow_program(cluster: &Cluster) {
     let script = "#!/usr/bin/python3\nimport time\nd = open('d/f', 'rb').read()\ntime.sleep(1)\n\
                   open('out', 'wb').write(bytes(b ^ 32 for b in d))\n";
-    std::fs::write(array.at("turn"), script).unwrap();
-    array.sh("chmod +x turn; sync turn");
+    std::fs::write(cluster.at("turn"), script).unwrap();
+    cluster.sh("chmod +x turn; sync turn");
 }
 
 #[test]
@@ -248,84 +252,84 @@ fn component_on_full_device_runs_elsewhere() {
         nodes: 3,
         ..Options::default()
     };
-    let prepare = |array: &Array| device = Some(Device::new(array.node_folder(1), "64m"));
-    let Some(array) = Array::prepared(options, prepare) else {
+    let prepare = |cluster: &Cluster| device = Some(Device::new(cluster.node_directory(1), "64m"));
+    let Some(cluster) = Cluster::prepared(options, prepare) else {
         return;
     };
     let device = device.unwrap();
     // Each part is larger than the space that a node reserves for its own database, and frees when there is no space.
     let bytes = Chance(7).bytes(300 * UNIT);
-    array.sh("mkdir d");
-    assert!(array.run(&["stripe", "/d", "64KiB"]).ok);
-    std::fs::write(array.at("d/f"), &bytes).unwrap();
-    with_slow_program(&array);
-    array.sh("sync d/f");
+    cluster.sh("mkdir d");
+    assert!(cluster.run(&["stripe", "/d", "64KiB"]).ok);
+    std::fs::write(cluster.at("d/f"), &bytes).unwrap();
+    with_slow_program(&cluster);
+    cluster.sh("sync d/f");
     // The node is full after the component has begun, then before it begins: another node reads its part, and no other component
     // runs again.
     for begun in [true, false] {
-        let id = array.submit(&job(TURN));
+        let id = cluster.submit(&job(TURN));
         if begun {
             std::thread::sleep(std::time::Duration::from_millis(700));
             device.fill();
         }
-        array.done(id);
-        assert!(got(&array, "/out") == upper(&bytes));
-        let told = array.json(&["jobs", &id.to_string()]);
+        cluster.done(id);
+        assert!(got(&cluster, "/out") == upper(&bytes));
+        let told = cluster.json(&["jobs", &id.to_string()]);
         let tasks = &told["tasks"].as_array().unwrap()[..3];
         let elsewhere = tasks.iter().all(|task| task["node"] != 1);
         assert!(elsewhere || begun, "{told:#}");
         let once = tasks.iter().filter(|task| task["tries"] == 1);
         assert!(once.count() >= 2, "{told:#}");
-        array.sh("rm out");
+        cluster.sh("rm out");
     }
     device.free();
-    let check = array.run(&["check", "--age", "0"]);
+    let check = cluster.run(&["check", "--age", "0"]);
     assert!(check.ok, "{}{}", check.out, check.err);
-    assert!(got(&array, "/d/f") == bytes);
+    assert!(got(&cluster, "/d/f") == bytes);
 }
 
 #[test]
 fn second_mount_may_overwrite_input_of_components() {
-    let Some((array, bytes)) = with_stripes(true, 5 * UNIT + 3) else {
+    let Some((cluster, bytes)) = with_stripes(true, 5 * UNIT + 3) else {
         return;
     };
-    let other = OtherMount::start(&array, "other");
-    with_slow_program(&array);
-    let id = array.submit(&job(TURN));
+    let other = OtherMount::start(&cluster, "other");
+    with_slow_program(&cluster);
+    let id = cluster.submit(&job(TURN));
     std::thread::sleep(std::time::Duration::from_millis(300));
     // The file is changed in place, and is replaced by another file of that name: neither is the input that the job was submitted for.
     let new = vec![b'x'; 2 * UNIT];
     std::fs::write(other.path.join("d/f"), &new).unwrap();
-    array.done(id);
-    assert!(got(&array, "/out") == upper(&bytes));
-    assert!(got(&array, "/d/f") == new);
-    array.sh("rm out");
-    let id = array.submit(&job(TURN));
+    cluster.done(id);
+    assert!(got(&cluster, "/out") == upper(&bytes));
+    assert!(got(&cluster, "/d/f") == new);
+    cluster.sh("rm out");
+    let id = cluster.submit(&job(TURN));
     std::thread::sleep(std::time::Duration::from_millis(300));
     std::fs::remove_file(other.path.join("d/f")).unwrap();
-    array.done(id);
-    assert!(got(&array, "/out") == upper(&new));
+    cluster.done(id);
+    assert!(got(&cluster, "/out") == upper(&new));
 }
 
 #[test]
 fn striped_output_may_shrink_and_invalid_layouts_are_refused() {
-    let Some((array, bytes)) = with_stripes(false, 7 * UNIT) else {
+    let Some((cluster, bytes)) = with_stripes(false, 7 * UNIT) else {
         return;
     };
     let script = "#!/usr/bin/python3\nimport sys\nd = open('d/f', 'rb').read()\nopen('out', 'wb').write(d[::int(sys.argv[1])])\n";
-    std::fs::write(array.at("turn"), script).unwrap();
-    array.sh("chmod +x turn");
+    std::fs::write(cluster.at("turn"), script).unwrap();
+    cluster.sh("chmod +x turn");
     let every = |step: usize| job(&TURN.replace("\"d/f\", \"out\"", &format!("\"{step}\"")));
-    let id = array.submit(&every(2));
-    array.done(id);
+    let id = cluster.submit(&every(2));
+    cluster.done(id);
     let expected: Vec<u8> = bytes.iter().copied().step_by(2).collect();
-    assert!(got(&array, "/out") == expected);
-    assert_eq!(array.json(&["layout", "/out"])["unit"], UNIT / 2);
-    array.sh("rm out");
-    let id = array.submit(&every(3));
-    let told = array.ended(id);
+    assert!(got(&cluster, "/out") == expected);
+    assert_eq!(cluster.json(&["layout", "/out"])["unit"], UNIT / 2);
+    cluster.sh("rm out");
+    let id = cluster.submit(&every(3));
+    let told = cluster.ended(id);
     assert_eq!(told["state"], "failed", "{told:#}");
-    let told = array.json(&["jobs", &id.to_string()]);
+    let told = cluster.json(&["jobs", &id.to_string()]);
     assert!(
         told.to_string()
             .contains("every component writes as many bytes as it reads"),
@@ -350,10 +354,10 @@ fn striped_output_may_shrink_and_invalid_layouts_are_refused() {
             TURN.replace("input = [ \"d/f\" ];", ""),
             "\"per\" needs an input",
         ),
-        (TURN.replace("[ \"out\" ]", "[ \"out/\" ]"), "no folder"),
+        (TURN.replace("[ \"out\" ]", "[ \"out/\" ]"), "no directory"),
     ];
     for (task, why) in refused {
-        let said = array.try_submit(&job(&task));
+        let said = cluster.try_submit(&job(&task));
         let why = why.replace('\\', "");
         assert!(!said.ok && said.err.contains(&why), "{task}: {}", said.err);
     }
@@ -381,12 +385,12 @@ fn lines_of(text: &[u8]) -> Vec<&[u8]> {
 #[test]
 fn records_across_stripes_are_read_once_and_whole() {
     for remote in [false, true] {
-        let Some((array, _)) = with_stripes(remote, 10) else {
+        let Some((cluster, _)) = with_stripes(remote, 10) else {
             return;
         };
         let text = lines_of_all_lengths();
-        std::fs::write(array.at("d/t"), &text).unwrap();
-        array.sh("sync d/t");
+        std::fs::write(cluster.at("d/t"), &text).unwrap();
+        cluster.sh("sync d/t");
         let count = |records: &str, per: &str, output: &str| {
             format!(
                 r#"name = "{output}"; kernel = "cat"; type = "program"; args = [ "d/t" ]; per = "{per}"; records = {records};
@@ -394,8 +398,8 @@ fn records_across_stripes_are_read_once_and_whole() {
             )
         };
         let run = |records: &str, per: &str, output: &str| {
-            let id = array.submit(&job(&count(records, per, output)));
-            array.done(id);
+            let id = cluster.submit(&job(&count(records, per, output)));
+            cluster.done(id);
             id
         };
         let lines = run("\"lines\"", "part", "lines");
@@ -403,17 +407,17 @@ fn records_across_stripes_are_read_once_and_whole() {
         run("\"x\\n\"", "part", "ends");
         run("777", "part", "fixed");
         let all = lines_of(&text);
-        for folder in ["lines", "chunked"] {
-            let read = read_all(&array, folder);
+        for directory in ["lines", "chunked"] {
+            let read = read_all(&cluster, directory);
             let mut lines: Vec<&[u8]> = read.iter().flat_map(|bytes| lines_of(bytes)).collect();
             lines.sort_by_key(|line| all.iter().position(|one| one == line));
-            assert!(lines == all, "{folder}");
+            assert!(lines == all, "{directory}");
         }
         assert!(
-            read_all(&array, "chunked").concat() == text,
+            read_all(&cluster, "chunked").concat() == text,
             "chunks are in order"
         );
-        let fixed = read_all(&array, "fixed");
+        let fixed = read_all(&cluster, "fixed");
         assert_eq!(fixed.iter().map(Vec::len).sum::<usize>(), text.len());
         let odd: Vec<usize> = fixed
             .iter()
@@ -422,12 +426,15 @@ fn records_across_stripes_are_read_once_and_whole() {
             .collect();
         assert_eq!(odd, [text.len() % 777], "only the last record is short");
         assert_eq!(
-            read_all(&array, "ends").iter().map(Vec::len).sum::<usize>(),
+            read_all(&cluster, "ends")
+                .iter()
+                .map(Vec::len)
+                .sum::<usize>(),
             text.len()
         );
         // Only the bytes at the seams were transferred from neighbours: four times two stripes, and some lines.
-        assert!(moved(&array, lines) < 10 * UNIT as u64);
-        let said = array.try_submit(&job(
+        assert!(moved(&cluster, lines) < 10 * UNIT as u64);
+        let said = cluster.try_submit(&job(
             &count("\"lines\"", "part", "out").replace("per = \"part\";", "")
         ));
         assert!(said.err.contains("it needs \"per\""), "{}", said.err);
@@ -435,44 +442,44 @@ fn records_across_stripes_are_read_once_and_whole() {
 }
 
 /// Returns the number of bytes that the tasks of a job have transferred.
-fn moved(array: &Array, job: u64) -> u64 {
-    let told = array.json(&["jobs", &job.to_string()]);
+fn moved(cluster: &Cluster, job: u64) -> u64 {
+    let told = cluster.json(&["jobs", &job.to_string()]);
     let tasks = told["tasks"].as_array().unwrap().iter();
     tasks
         .map(|task| task["moved_bytes"].as_u64().unwrap())
         .sum()
 }
 
-/// Returns the files that components have written to a folder, in the order of their names.
-fn read_all(array: &Array, folder: &str) -> Vec<Vec<u8>> {
-    let names = array.sh(&format!("ls {folder}"));
+/// Returns the files that components have written to a directory, in the order of their names.
+fn read_all(cluster: &Cluster, directory: &str) -> Vec<Vec<u8>> {
+    let names = cluster.sh(&format!("ls {directory}"));
     let names = names.split_whitespace();
     names
-        .map(|name| std::fs::read(array.at(folder).join(name)).unwrap())
+        .map(|name| std::fs::read(cluster.at(directory).join(name)).unwrap())
         .collect()
 }
 
 #[test]
 fn halo_shows_bytes_beyond_the_chunk() {
-    let Some((array, bytes)) = with_stripes(false, 3 * UNIT + 100) else {
+    let Some((cluster, bytes)) = with_stripes(false, 3 * UNIT + 100) else {
         return;
     };
-    let id = array.submit(&job(
+    let id = cluster.submit(&job(
         r#"name = "s"; kernel = "sh"; type = "program"; args = [ "-c", "cat d/f; echo %before %after" ]; per = "chunk"; halo = 8;
            input = [ "d/f" ]; output = [ "s/%chunk" ]; stdout = "s/%chunk";"#,
     ));
-    array.done(id);
-    let read = read_all(&array, "s");
+    cluster.done(id);
+    let read = read_all(&cluster, "s");
     assert!(read[0] == [&bytes[..UNIT + 8], b"0 8\n"].concat());
     assert!(read[1] == [&bytes[UNIT - 8..2 * UNIT + 8], b"8 8\n"].concat());
     assert!(read[3] == [&bytes[3 * UNIT - 8..], b"8 0\n"].concat());
     // A chunk is a number of records.
-    let id = array.submit(&job(
+    let id = cluster.submit(&job(
         r#"name = "r"; kernel = "sh"; type = "program"; args = [ "-c", "cat d/f; echo %before %after" ]; per = "chunk"; records = 100; halo = 2;
            input = [ "d/f" ]; output = [ "r/%chunk" ]; stdout = "r/%chunk";"#,
     ));
-    array.done(id);
-    let read = read_all(&array, "r");
+    cluster.done(id);
+    let read = read_all(&cluster, "r");
     let (begin, end) = (UNIT.div_ceil(100) * 100, (2 * UNIT).div_ceil(100) * 100);
     assert!(read[0] == [&bytes[..begin + 200], b"0 2\n"].concat());
     assert!(read[1] == [&bytes[begin - 200..end + 200], b"2 2\n"].concat());
@@ -480,58 +487,58 @@ fn halo_shows_bytes_beyond_the_chunk() {
 
 #[test]
 fn component_job_is_planned_reported_once_and_replaced() {
-    let Some((array, mut bytes)) = with_stripes(false, 5 * UNIT) else {
+    let Some((cluster, mut bytes)) = with_stripes(false, 5 * UNIT) else {
         return;
     };
-    with_program(&array);
-    let id = array.submit(&job(TURN)).to_string();
-    array.done(id.parse().unwrap());
+    with_program(&cluster);
+    let id = cluster.submit(&job(TURN)).to_string();
+    cluster.done(id.parse().unwrap());
     // The bytes that components read and wrote are not counted again for the task that joins them.
-    let report = array.json(&["report", &id]);
+    let report = cluster.json(&["report", &id]);
     let written = report["kernels"][0]["written_bytes"].as_u64();
     assert_eq!(written, Some(bytes.len() as u64), "{report:#}");
-    let trace = array.path("trace.json");
+    let trace = cluster.path("trace.json");
     let trace = trace.to_str().unwrap();
-    assert!(array.run(&["jobs", &id, "--export-trace", trace]).ok);
-    let simulated = array.run(&["plan", "run", trace]);
+    assert!(cluster.run(&["jobs", &id, "--export-trace", trace]).ok);
+    let simulated = cluster.run(&["plan", "run", trace]);
     assert!(simulated.ok, "{}", simulated.err);
     bytes[7] ^= 1;
-    std::fs::write(array.at("d/f"), &bytes).unwrap();
-    let script = array.path("again.conf");
+    std::fs::write(cluster.at("d/f"), &bytes).unwrap();
+    let script = cluster.path("again.conf");
     std::fs::write(&script, job(TURN)).unwrap();
     let script = script.to_str().unwrap();
-    let planned = array.run(&["submit", "--dry-run", "--replace", script]);
+    let planned = cluster.run(&["submit", "--dry-run", "--replace", script]);
     assert!(planned.ok, "{}", planned.err);
-    let refused = array.run(&["submit", script]);
+    let refused = cluster.run(&["submit", script]);
     assert!(refused.err.contains("exists already"), "{}", refused.err);
-    let again = array.json(&["submit", "--replace", script]);
-    array.done(again["job"].as_u64().unwrap());
-    assert!(got(&array, "/out") == upper(&bytes));
-    let versions = array.json(&["lineage", "/out", "--format", "json"]);
+    let again = cluster.json(&["submit", "--replace", script]);
+    cluster.done(again["job"].as_u64().unwrap());
+    assert!(got(&cluster, "/out") == upper(&bytes));
+    let versions = cluster.json(&["lineage", "/out", "--format", "json"]);
     assert!(
         versions.to_string().contains("\"version\":2"),
         "{versions:#}"
     );
-    let check = array.run(&["check", "--age", "0"]);
+    let check = cluster.run(&["check", "--age", "0"]);
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
 #[test]
 fn components_with_several_outputs_are_counted_once() {
-    let Some((array, bytes)) = with_stripes(false, 4 * UNIT + 9) else {
+    let Some((cluster, bytes)) = with_stripes(false, 4 * UNIT + 9) else {
         return;
     };
-    let id = array.submit(&job(
+    let id = cluster.submit(&job(
         r#"name = "two"; kernel = "sh"; type = "program"; args = [ "-c", "cp d/f one; cp d/f other" ]; per = "part"; layout = "same";
            input = [ "d/f" ]; output = [ "one", "other" ];"#,
     ));
-    array.done(id);
-    let lies = nodes(&array, "/d/f");
+    cluster.done(id);
+    let lies = nodes(&cluster, "/d/f");
     for path in ["/one", "/other"] {
-        assert!(got(&array, path) == bytes, "{path}");
-        assert_eq!(nodes(&array, path), lies, "{path}");
+        assert!(got(&cluster, path) == bytes, "{path}");
+        assert_eq!(nodes(&cluster, path), lies, "{path}");
     }
-    let lineage = array.json(&["lineage", "/other", "--format", "json"]);
+    let lineage = cluster.json(&["lineage", "/other", "--format", "json"]);
     let run = &lineage["runs"][0];
     assert_eq!(run["read_bytes"], bytes.len(), "{lineage:#}");
     assert_eq!(run["written_bytes"], 2 * bytes.len(), "{lineage:#}");
@@ -539,7 +546,7 @@ fn components_with_several_outputs_are_counted_once() {
 
 #[test]
 fn cancelled_components_leave_nothing_and_parts_are_private() {
-    let Some((array, bytes)) = with_stripes(false, 3 * UNIT) else {
+    let Some((cluster, bytes)) = with_stripes(false, 3 * UNIT) else {
         return;
     };
     // The first component ends at once; the others would take a minute.
@@ -548,36 +555,36 @@ fn cancelled_components_leave_nothing_and_parts_are_private() {
         "#!/usr/bin/python3\nimport time\nd = open('d/f', 'rb').read()\n\
          if d[0] != {first}: time.sleep(60)\nopen('out', 'wb').write(d)\n"
     );
-    std::fs::write(array.at("turn"), script).unwrap();
-    array.sh("chmod +x turn; sync turn");
-    let before = objects(&array);
-    let id = array.submit(&job(TURN)).to_string();
+    std::fs::write(cluster.at("turn"), script).unwrap();
+    cluster.sh("chmod +x turn; sync turn");
+    let before = objects(&cluster);
+    let id = cluster.submit(&job(TURN)).to_string();
     wait("one component has ended", || {
-        let told = array.json(&["jobs", &id]);
+        let told = cluster.json(&["jobs", &id]);
         told["tasks_by_state"]["done"] == 1
     });
-    assert!(!array.at("out").exists(), "a part is no file");
-    assert!(array.run(&["cancel", &id]).ok);
-    wait("what was made is gone", || objects(&array) == before);
-    assert!(!array.at("out").exists());
+    assert!(!cluster.at("out").exists(), "a part is no file");
+    assert!(cluster.run(&["cancel", &id]).ok);
+    wait("what was made is gone", || objects(&cluster) == before);
+    assert!(!cluster.at("out").exists());
     // A user who may not read a file learns nothing of its parts, and gets none of them.
-    array.sh("chmod 700 d; mkdir -m 777 theirs");
+    cluster.sh("chmod 700 d; mkdir -m 777 theirs");
     let script = r#"name = "j"; workdir = "/theirs"; tasks = ( { name = "t"; kernel = "cat"; type = "program"; args = [ "f" ];
         per = "part"; input = [ "/d/f" ]; output = [ "o.%part" ]; stdout = "o.%part"; } );"#;
-    let file = array.at("theirs/job.conf");
+    let file = cluster.at("theirs/job.conf");
     std::fs::write(&file, script).unwrap();
-    let submit = array.at(".tidemill/65534/submit");
+    let submit = cluster.at(".tidemill/65534/submit");
     let submit = format!(
         "setpriv --reuid 65534 --regid 65534 --clear-groups sh -c 'echo {} > {}'",
         file.display(),
         submit.display()
     );
-    assert!(!array.try_sh(&submit).ok);
-    assert_eq!(array.sh("ls theirs"), "job.conf\n");
+    assert!(!cluster.try_sh(&submit).ok);
+    assert_eq!(cluster.sh("ls theirs"), "job.conf\n");
     // The permission was the only reason.
-    array.sh("chmod 755 d");
-    array.sh(&submit);
+    cluster.sh("chmod 755 d");
+    cluster.sh(&submit);
     wait("the parts are read", || {
-        array.try_sh("cat theirs/o.* | wc -c").out.trim() == bytes.len().to_string()
+        cluster.try_sh("cat theirs/o.* | wc -c").out.trim() == bytes.len().to_string()
     });
 }

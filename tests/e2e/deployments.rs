@@ -1,21 +1,21 @@
-//! Tests the commands of docs/deployments.md exactly as printed, except for the paths of folders; and `examples/shallow-water`, which
+//! Tests the commands of docs/deployments.md exactly as printed, except for the paths of directories; and `examples/shallow-water`, which
 //! needs one of them.
 
-use crate::array::{Said, can_mount, said, wait};
+use crate::cluster::{Said, can_mount, said, wait};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// An array that `tidemill up` started, stopped at the end.
+/// A cluster that `tidemill up` started, stopped at the end.
 struct Up {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     dir: PathBuf,
 }
 
 impl Up {
-    /// Runs the command of a section of the page, with its folders in a temporary one.
+    /// Runs the command of a section of the page, with its directories in a temporary one.
     fn of(section: &str) -> Option<Self> {
         if !can_mount() {
             return None;
@@ -27,12 +27,12 @@ impl Up {
     }
 
     fn run(command: &str) -> Self {
-        let folder = tempfile::Builder::new()
+        let directory = tempfile::Builder::new()
             .prefix("tidemill-e2e-")
             .tempdir()
             .unwrap();
-        let root = folder.path().display().to_string();
-        std::fs::create_dir_all(folder.path().join("pfs/run")).unwrap();
+        let root = directory.path().display().to_string();
+        std::fs::create_dir_all(directory.path().join("pfs/run")).unwrap();
         let moved = command
             .replace("file:///", &format!("file://{root}/"))
             .replace(" /", &format!(" {root}/"))
@@ -45,7 +45,7 @@ impl Up {
         );
         let up = Self {
             dir: words[2].into(),
-            folder,
+            directory,
         };
         let said = said(tidemill().args(&words[1..]).output().unwrap());
         assert!(said.ok, "{moved}\n{}{}", said.out, said.err);
@@ -70,7 +70,7 @@ impl Up {
     }
 
     fn pfs(&self, relative: &str) -> PathBuf {
-        self.folder.path().join("pfs").join(relative)
+        self.directory.path().join("pfs").join(relative)
     }
 
     fn nodes(&self) -> Vec<u64> {
@@ -138,7 +138,7 @@ fn accelerator_stores_files_on_host_and_reads_outside_files() {
     assert_eq!(names, 2, "nothing went outside");
 }
 
-/// Closed files are copied to the store without a command, and are read through the array when no other copy exists.
+/// Closed files are copied to the store without a command, and are read through the cluster when no other copy exists.
 #[test]
 fn forwarder_stores_closed_files_outside() {
     let Some(up) = Up::of("Forwarder") else {
@@ -181,7 +181,7 @@ fn burst_buffer_maps_new_files_and_drains_outside() {
     assert_eq!(read(&up.pfs("run/run/a.txt")), "a b\n");
     assert_eq!(up.copies("/run/a.txt"), [997]);
     assert_eq!(read(&up.at("run/a.txt")), "a b\n");
-    // The next start has the same array, without unrequested nodes.
+    // The next start has the same cluster, without unrequested nodes.
     assert!(up.tidemill(&["down"]).ok);
     assert_eq!(up.json(&["up"])["nodes"], serde_json::json!([998, 997]));
 }
@@ -206,7 +206,7 @@ fn whole_storage_keeps_files_on_its_nodes() {
     used.sort_unstable();
     used.dedup();
     assert_eq!(used, [0, 1, 2, 3]);
-    let script = up.folder.path().join("job.conf");
+    let script = up.directory.path().join("job.conf");
     let task = "{ name = \"t\"; kernel = \"wordcount\"; input = [\"f0\"]; output = [\"n\"]; stdout = \"n\"; }";
     std::fs::write(
         &script,
@@ -265,7 +265,7 @@ fn shallow_water_example_finds_extremes_and_draws_pictures() {
         .filter(|line| line.starts_with("tidemill up"));
     let first = commands.next().unwrap().split_once(" up").unwrap().1;
     let (first, _) = first.split_once('#').unwrap();
-    let up = Up::run(&format!("tidemill --dir /array up{first}"));
+    let up = Up::run(&format!("tidemill --dir /cluster up{first}"));
     let mut run = Command::new(format!("{ROOT}/examples/shallow-water/run.sh"));
     run.args([FILES.to_string(), SIDE.to_string()]);
     run.env("TIDEMILL", env!("CARGO_BIN_EXE_tidemill"));
@@ -297,7 +297,7 @@ fn shallow_water_example_finds_extremes_and_draws_pictures() {
         .args(["-c", DECODE])
         .args(pictures)
         .output();
-    let decoded = crate::array::said(decoded.unwrap());
+    let decoded = crate::cluster::said(decoded.unwrap());
     assert!(decoded.ok, "{}", decoded.err);
     let lines: Vec<&str> = decoded.out.lines().collect();
     let different: std::collections::BTreeSet<&&str> = lines.iter().collect();

@@ -1,6 +1,6 @@
 //! Compares the plan of a job that is not submitted with the later execution of the job.
 
-use crate::array::{Array, Said};
+use crate::cluster::{Cluster, Said};
 use serde_json::Value;
 
 const JOB: &str = r#"
@@ -11,31 +11,33 @@ tasks = (
 );
 "#;
 
-fn dry_run(array: &Array, script: &str, flags: &[&str]) -> Said {
-    let path = array.path("dry.conf");
+fn dry_run(cluster: &Cluster, script: &str, flags: &[&str]) -> Said {
+    let path = cluster.path("dry.conf");
     std::fs::write(&path, script).unwrap();
     let args = [&["submit", "--dry-run"], flags, &[path.to_str().unwrap()]].concat();
-    array.run(&args)
+    cluster.run(&args)
 }
 
-fn plan(array: &Array, script: &str, flags: &[&str]) -> Value {
-    let said = dry_run(array, script, &[&["--json"], flags].concat());
+fn plan(cluster: &Cluster, script: &str, flags: &[&str]) -> Value {
+    let said = dry_run(cluster, script, &[&["--json"], flags].concat());
     assert!(said.ok, "{}{}", said.out, said.err);
     let json: Value = serde_json::from_str(&said.out).unwrap();
     assert_eq!(json["job"], Value::Null);
     json["plan"].clone()
 }
 
-fn has_nothing(array: &Array) {
-    assert!(array.json(&["jobs"]).as_array().unwrap().is_empty());
-    assert_eq!(array.sh("ls w"), "in\n");
+fn has_nothing(cluster: &Cluster) {
+    assert!(cluster.json(&["jobs"]).as_array().unwrap().is_empty());
+    assert_eq!(cluster.sh("ls w"), "in\n");
 }
 
 #[test]
 fn dry_run_predicts_the_job_and_submits_nothing() {
-    let Some(array) = Array::start() else { return };
-    array.sh("mkdir w; seq 1000 -1 1 > w/in");
-    let first = plan(&array, JOB, &[]);
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("mkdir w; seq 1000 -1 1 > w/in");
+    let first = plan(&cluster, JOB, &[]);
     assert_eq!(first["complete"], false, "{first:#}");
     assert_eq!(first["unknown_kernels"]["sort"], 1);
     assert_eq!(
@@ -43,7 +45,7 @@ fn dry_run_predicts_the_job_and_submits_nothing() {
         Value::Null,
         "nobody said what nodes draw"
     );
-    let said = dry_run(&array, JOB, &[]);
+    let said = dry_run(&cluster, JOB, &[]);
     let told = format!("{}{}", said.out, said.err);
     for part in [
         "not known",
@@ -53,10 +55,10 @@ fn dry_run_predicts_the_job_and_submits_nothing() {
     ] {
         assert!(told.contains(part), "no {part} in:\n{told}");
     }
-    has_nothing(&array);
+    has_nothing(&cluster);
 
-    let job = array.done(array.submit(JOB));
-    let anew = plan(&array, JOB, &["--replace", "--no-cache"]);
+    let job = cluster.done(cluster.submit(JOB));
+    let anew = plan(&cluster, JOB, &["--replace", "--no-cache"]);
     assert_eq!(anew["complete"], true, "{anew:#}");
     assert!(anew["makespan_ns"].as_u64().unwrap() > 0);
     let tasks = anew["tasks"].as_array().unwrap();
@@ -65,20 +67,20 @@ fn dry_run_predicts_the_job_and_submits_nothing() {
     // A task runs on the node with its input.
     assert_eq!(tasks[0]["node"], job["tasks"][0]["node"]);
     assert!(tasks[1]["start_ns"].as_u64() >= tasks[0]["end_ns"].as_u64());
-    let again = plan(&array, JOB, &["--replace"]);
+    let again = plan(&cluster, JOB, &["--replace"]);
     let reused = again["tasks"].as_array().unwrap().iter();
     assert!(
         reused.clone().all(|task| task["reused_job"] == job["job"]),
         "{again:#}"
     );
     assert_eq!(again["makespan_ns"], 0);
-    let said = dry_run(&array, JOB, &["--replace"]);
+    let said = dry_run(&cluster, JOB, &["--replace"]);
     assert!(said.out.contains("remembered from job 1"), "{}", said.out);
-    assert_eq!(array.json(&["jobs"]).as_array().unwrap().len(), 1);
+    assert_eq!(cluster.json(&["jobs"]).as_array().unwrap().len(), 1);
 
     // A dry run refuses the same jobs as a submission.
-    let refused = dry_run(&array, JOB, &[]);
-    let submitted = array.run(&["submit", array.path("dry.conf").to_str().unwrap()]);
+    let refused = dry_run(&cluster, JOB, &[]);
+    let submitted = cluster.run(&["submit", cluster.path("dry.conf").to_str().unwrap()]);
     assert!(!refused.ok && !submitted.ok);
     assert_eq!(refused.err, submitted.err);
     assert!(refused.err.contains("/w/sorted"), "{}", refused.err);
@@ -86,17 +88,19 @@ fn dry_run_predicts_the_job_and_submits_nothing() {
 
 #[test]
 fn dry_run_lists_awaited_files_and_energy_of_given_power() {
-    let Some(array) = Array::start() else { return };
-    array.sh("mkdir w; seq 1000 -1 1 > w/in");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("mkdir w; seq 1000 -1 1 > w/in");
     let misspelt = JOB.replace("\"in\"", "\"inn\"");
-    let said = dry_run(&array, &misspelt, &[]);
+    let said = dry_run(&cluster, &misspelt, &[]);
     assert!(said.ok, "{}", said.err);
     let waits = "task sort waits for /w/inn, which is not there yet; did you mean /w/in?";
     assert!(said.out.contains(waits), "{}", said.out);
-    has_nothing(&array);
-    array.done(array.submit(JOB));
+    has_nothing(&cluster);
+    cluster.done(cluster.submit(JOB));
 
-    let config = array.path("plan.toml");
+    let config = cluster.path("plan.toml");
     let write = |text: &str| std::fs::write(&config, format!("[submit]\n{text}")).unwrap();
     let config = [
         "--config",
@@ -105,7 +109,7 @@ fn dry_run_lists_awaited_files_and_energy_of_given_power() {
         "--no-cache",
     ];
     write("busy-power = \"100 W\"\nidle-power = \"0 W\"\nenergy-price = \"0.30 EUR/kWh\"\n");
-    let priced = plan(&array, JOB, &config);
+    let priced = plan(&cluster, JOB, &config);
     // A node has two cores. One of them works, so the node draws half of the additional power.
     let seconds = priced["tasks"].as_array().unwrap().iter().map(|task| {
         (task["end_ns"].as_u64().unwrap() - task["start_ns"].as_u64().unwrap()) as f64 / 1e9
@@ -121,7 +125,7 @@ fn dry_run_lists_awaited_files_and_energy_of_given_power() {
         "{priced:#}"
     );
     write("busy-power = \"1 W\"\nidle-power = \"2 W\"\n");
-    let said = dry_run(&array, JOB, &config);
+    let said = dry_run(&cluster, JOB, &config);
     assert!(
         said.out.contains("energy is not told: idle-power 2 W"),
         "{}",

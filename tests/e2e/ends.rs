@@ -1,6 +1,6 @@
 //! Tests that versions and objects are completed or deleted, even if the mount, a client or a node has ended, and on full devices.
 
-use crate::array::{Array, Device, Options, PATIENCE, wait};
+use crate::cluster::{Cluster, Device, Options, PATIENCE, wait};
 use serde_json::Value;
 use std::io::{BufRead as _, Write as _};
 use std::process::{Child, Command, Stdio};
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 struct Writer(Child);
 
 impl Writer {
-    fn open(array: &Array, path: &str) -> Self {
+    fn open(cluster: &Cluster, path: &str) -> Self {
         let program = format!(
             "import os,sys\nf=os.open('{}',os.O_CREAT|os.O_WRONLY)\nprint('open',flush=True)\n\
              for l in sys.stdin:\n \
@@ -18,7 +18,7 @@ impl Writer {
                os.write(f,l[2:].encode()) if l[0]=='w' else os.fsync(f) if l[0]=='s' else os.close(f)\n  \
                print('done',flush=True)\n \
               except OSError as e: print(e.strerror,flush=True)",
-            array.at(path).display()
+            cluster.at(path).display()
         );
         let child = Command::new("python3")
             .args(["-c", &program])
@@ -55,12 +55,12 @@ impl Drop for Writer {
 }
 
 /// Returns the content that a client without a mount reads.
-fn content(array: &Array, path: &str) -> String {
-    array.run(&["cat", path]).out
+fn content(cluster: &Cluster, path: &str) -> String {
+    cluster.run(&["cat", path]).out
 }
 
-fn unsealed(array: &Array) -> Vec<Value> {
-    array.json(&["status"])["unsealed"]
+fn unsealed(cluster: &Cluster) -> Vec<Value> {
+    cluster.json(&["status"])["unsealed"]
         .as_array()
         .unwrap()
         .clone()
@@ -68,85 +68,85 @@ fn unsealed(array: &Array) -> Vec<Value> {
 
 #[test]
 fn synced_file_is_sealed_after_mount_and_nodes_died() {
-    let Some(mut array) = Array::start() else {
+    let Some(mut cluster) = Cluster::start() else {
         return;
     };
-    let mut first = Writer::open(&array, "first");
-    let mut second = Writer::open(&array, "second");
+    let mut first = Writer::open(&cluster, "first");
+    let mut second = Writer::open(&cluster, "second");
     for writer in [&mut first, &mut second] {
         assert_eq!(writer.tell("w synced"), "done");
         assert_eq!(writer.tell("s"), "done");
     }
-    array.kill_mount();
-    array.kill_node(0);
-    array.kill_node(1);
+    cluster.kill_mount();
+    cluster.kill_node(0);
+    cluster.kill_node(1);
     drop((first, second));
     wait("the server tells what it waits for", || {
-        let left = unsealed(&array);
+        let left = unsealed(&cluster);
         let away = |one: &Value| one["why"].as_str().unwrap().ends_with("is away");
         !left.is_empty() && left.iter().all(|one| one["ended"] == true && away(one))
     });
-    array.start_node(0);
-    array.start_node(1);
-    wait("both are sealed", || unsealed(&array).is_empty());
-    assert_eq!(content(&array, "/first"), "synced");
-    assert_eq!(content(&array, "/second"), "synced");
-    array.start_mount();
-    assert_eq!(array.sh("cat first second"), "syncedsynced");
+    cluster.start_node(0);
+    cluster.start_node(1);
+    wait("both are sealed", || unsealed(&cluster).is_empty());
+    assert_eq!(content(&cluster, "/first"), "synced");
+    assert_eq!(content(&cluster, "/second"), "synced");
+    cluster.start_mount();
+    assert_eq!(cluster.sh("cat first second"), "syncedsynced");
 }
 
 #[test]
 fn program_that_outlives_its_mount_cannot_change_sealed_file() {
-    let Some(mut array) = Array::start() else {
+    let Some(mut cluster) = Cluster::start() else {
         return;
     };
-    let mut writer = Writer::open(&array, "f");
+    let mut writer = Writer::open(&cluster, "f");
     assert_eq!(writer.tell("w before"), "done");
-    array.kill_mount();
+    cluster.kill_mount();
     // With direct local access, writes may continue.
     let goes_on = writer.tell("w +after") == "done";
-    wait("the file is sealed", || unsealed(&array).is_empty());
-    let sealed = content(&array, "/f");
+    wait("the file is sealed", || unsealed(&cluster).is_empty());
+    let sealed = content(&cluster, "/f");
     assert!(sealed.starts_with("before"), "{sealed}");
     if goes_on {
         assert_eq!(sealed, "before+after");
         // The write returns success, as for a file that was deleted.
         assert_eq!(writer.tell("w too late"), "done");
-        let logs = array.log("node-0.log") + &array.log("node-1.log");
+        let logs = cluster.log("node-0.log") + &cluster.log("node-1.log");
         assert!(logs.contains("is sealed as a copy"), "{logs}");
         let who = format!("python3 ({})", writer.0.id());
         assert!(logs.contains(&who), "{logs}");
     }
-    assert_eq!(content(&array, "/f"), sealed);
-    array.start_mount();
-    assert_eq!(array.sh("cat f"), sealed);
+    assert_eq!(content(&cluster, "/f"), sealed);
+    cluster.start_mount();
+    assert_eq!(cluster.sh("cat f"), sealed);
     assert_eq!(writer.tell("w too late"), "done");
-    assert_eq!(array.sh("cat f"), sealed);
-    let found = array.json(&["check"]);
+    assert_eq!(cluster.sh("cat f"), sealed);
+    let found = cluster.json(&["check"]);
     assert_eq!(found["findings"], 0, "{found}");
 }
 
 #[test]
 fn status_lists_live_and_dead_mounts() {
-    let Some(mut array) = Array::start() else {
+    let Some(mut cluster) = Cluster::start() else {
         return;
     };
     let mounts = || {
-        array.json(&["status"])["mounts"]
+        cluster.json(&["status"])["mounts"]
             .as_array()
             .unwrap()
             .clone()
     };
-    let path = array.path("mnt").display().to_string();
+    let path = cluster.path("mnt").display().to_string();
     let there = mounts();
     assert_eq!(there.len(), 1, "{there:?}");
     assert_eq!(there[0]["path"], path);
     assert_ne!(there[0]["host"], "");
-    let text = array.run(&["status"]).out;
+    let text = cluster.run(&["status"]).out;
     assert!(text.contains(&format!("mounted   {path}")), "{text}");
-    array.kill_mount();
+    cluster.kill_mount();
     wait("it is away", || {
-        array.json(&["status"])["mounts"] == Value::Array(Vec::new())
+        cluster.json(&["status"])["mounts"] == Value::Array(Vec::new())
     });
 }
 
@@ -158,33 +158,33 @@ fn check_finds_orphans_and_missing_objects_and_repairs() {
         node_args: vec!["--scrub-rate".into(), "off".into()],
         ..Options::default()
     };
-    let Some(array) = Array::with(options) else {
+    let Some(cluster) = Cluster::with(options) else {
         return;
     };
-    array
+    cluster
         .sh("mkdir w; for i in 1 2 3 4 5 6; do echo $i > w/f$i; done; sync w/f6; seq 100 > w/open");
     let check = |more: &[&str]| {
         let args = [&["--json", "check", "--age", "0"], more].concat();
-        let said = array.run(&args);
+        let said = cluster.run(&args);
         let found: Vec<Value> = serde_json::Deserializer::from_str(&said.out)
             .into_iter()
             .collect::<Result<_, _>>()
             .unwrap();
         (said.ok, found)
     };
-    wait("all is sealed", || unsealed(&array).is_empty());
+    wait("all is sealed", || unsealed(&cluster).is_empty());
     let (ok, found) = check(&[]);
     assert!(ok && found.len() == 1, "{found:?}");
     assert!(found[0]["files"].as_u64() >= Some(7), "{found:?}");
 
     let place = |name: &str| {
-        let listed = array.json(&["ls", "/w"]);
+        let listed = cluster.json(&["ls", "/w"]);
         let entries = listed["entries"].as_array().unwrap();
         let entry = entries.iter().find(|entry| entry["name"] == name).unwrap();
         let object = entry["object"].as_u64().unwrap();
         let node = usize::try_from(entry["node"].as_u64().unwrap()).unwrap();
         let file = format!("objects/{:02x}/{object:016x}", object & 0xff);
-        (object, array.node_folder(node).join(file))
+        (object, cluster.node_directory(node).join(file))
     };
     let (missing, file) = place("f1");
     std::fs::remove_file(file).unwrap();
@@ -192,7 +192,9 @@ fn check_finds_orphans_and_missing_objects_and_repairs() {
     std::fs::write(file, "").unwrap();
     let (open, file) = place("f3");
     Command::new("chmod").arg("600").arg(file).status().unwrap();
-    let orphan = array.node_folder(1).join("objects/34/0000000000aa1234");
+    let orphan = cluster
+        .node_directory(1)
+        .join("objects/34/0000000000aa1234");
     std::fs::write(&orphan, "nobody's").unwrap();
 
     let kinds = |found: &[Value]| {
@@ -230,7 +232,7 @@ fn check_finds_orphans_and_missing_objects_and_repairs() {
     assert_eq!(kinds(&found), expected[..2]);
     assert!(orphan.exists());
     // A week later.
-    let database = array.path("server/server.db").display().to_string();
+    let database = cluster.path("server/server.db").display().to_string();
     let later =
         "UPDATE removal SET queued = queued - 8 * 86400 * 1000000000 WHERE object = 11145780";
     let moved = Command::new("sqlite3")
@@ -241,14 +243,14 @@ fn check_finds_orphans_and_missing_objects_and_repairs() {
     let (ok, found) = check(&[]);
     assert!(!ok);
     assert_eq!(kinds(&found), expected[..2]);
-    array.sh("rm w/f1 w/f2; cat w/f3 w/f4 w/f5 w/f6 w/open | wc -l | grep 104");
+    cluster.sh("rm w/f1 w/f2; cat w/f3 w/f4 w/f5 w/f6 w/open | wc -l | grep 104");
     wait("nothing is left to be found", || check(&[]).0);
 }
 
 /// Starts a `tidemill put` from standard input that has written some bytes and waits for more.
-fn put(array: &Array, path: &str) -> Child {
-    let open = unsealed(array).len();
-    let mut put = array
+fn put(cluster: &Cluster, path: &str) -> Child {
+    let open = unsealed(cluster).len();
+    let mut put = cluster
         .tidemill()
         .args(["put", "-", path])
         .stdin(Stdio::piped())
@@ -257,7 +259,7 @@ fn put(array: &Array, path: &str) -> Child {
     let input = put.stdin.as_mut().unwrap();
     input.write_all(&vec![b'x'; 5 << 20]).unwrap();
     wait("it writes", || {
-        let open_now = unsealed(array);
+        let open_now = unsealed(cluster);
         let versions = |one: &Value| one["versions"].as_u64().unwrap();
         open_now.iter().map(versions).sum::<u64>() > open as u64
     });
@@ -266,36 +268,36 @@ fn put(array: &Array, path: &str) -> Child {
 
 #[test]
 fn killed_put_is_aborted_and_waiting_put_is_not() {
-    let Some(array) = Array::with(Options {
+    let Some(cluster) = Cluster::with(Options {
         nodes: 1,
         ..Options::default()
     }) else {
         return;
     };
-    array.sh("echo old > f");
-    wait("all is sealed", || unsealed(&array).is_empty());
+    cluster.sh("echo old > f");
+    wait("all is sealed", || unsealed(&cluster).is_empty());
     // It started before the other, so it would be silent for longer.
-    let mut slow = put(&array, "/slow");
-    let mut killed = put(&array, "/f");
+    let mut slow = put(&cluster, "/slow");
+    let mut killed = put(&cluster, "/f");
     killed.kill().unwrap();
     killed.wait().unwrap();
     let start = std::time::Instant::now();
     let open = || {
         let versions = |one: &Value| one["versions"].as_u64().unwrap();
-        unsealed(&array).iter().map(versions).sum::<u64>()
+        unsealed(&cluster).iter().map(versions).sum::<u64>()
     };
     while open() > 1 {
         assert!(start.elapsed() < 3 * PATIENCE, "it is never given up");
         std::thread::sleep(std::time::Duration::from_millis(200));
     }
-    assert_eq!((open(), content(&array, "/f").as_str()), (1, "old\n"));
+    assert_eq!((open(), content(&cluster, "/f").as_str()), (1, "old\n"));
     let mut input = slow.stdin.take().unwrap();
     input.write_all(b"the end").unwrap();
     drop(input);
     assert!(slow.wait().unwrap().success());
-    assert_eq!(content(&array, "/slow").len(), (5 << 20) + 7);
+    assert_eq!(content(&cluster, "/slow").len(), (5 << 20) + 7);
     wait("the bytes of the other are gone", || {
-        array.run(&["check", "--age", "0"]).ok
+        cluster.run(&["check", "--age", "0"]).ok
     });
 }
 
@@ -306,13 +308,13 @@ fn full_device_with_open_files_fails_writes_but_no_seal() {
         nodes: 1,
         ..Options::default()
     };
-    let prepare = |array: &Array| device = Some(Device::new(array.node_folder(0), "50m"));
-    let Some(mut array) = Array::prepared(options, prepare) else {
+    let prepare = |cluster: &Cluster| device = Some(Device::new(cluster.node_directory(0), "50m"));
+    let Some(mut cluster) = Cluster::prepared(options, prepare) else {
         return;
     };
-    array.sh("echo old content > before");
-    let mut victim = Writer::open(&array, "victim");
-    let mut before = Writer::open(&array, "before");
+    cluster.sh("echo old content > before");
+    let mut victim = Writer::open(&cluster, "victim");
+    let mut before = Writer::open(&cluster, "before");
     assert_eq!(victim.tell("w victim"), "done");
     assert_eq!(before.tell("w new"), "done");
     device.as_ref().unwrap().fill();
@@ -321,29 +323,29 @@ fn full_device_with_open_files_fails_writes_but_no_seal() {
         assert_eq!(writer.tell("c"), "done");
     }
     wait("both are sealed on a full device", || {
-        content(&array, "/victim") == "victim" && content(&array, "/before") == "new content\n"
+        content(&cluster, "/victim") == "victim" && content(&cluster, "/before") == "new content\n"
     });
     wait("the node says that it is full", || {
-        let status = array.json(&["status"]);
+        let status = cluster.json(&["status"]);
         let trouble = status["nodes"][0]["trouble"].as_str().unwrap();
         trouble.contains("full")
     });
     // The node starts without free space, and deletes objects.
     device.as_ref().unwrap().fill();
-    array.kill_node(0);
+    cluster.kill_node(0);
     device.as_ref().unwrap().fill();
-    array.start_node(0);
-    array.wait_for_nodes(1);
+    cluster.start_node(0);
+    cluster.wait_for_nodes(1);
     device.as_ref().unwrap().fill();
-    let said = array.try_sh("echo more > more");
+    let said = cluster.try_sh("echo more > more");
     assert!(!said.ok && said.err.contains("No space"), "{}", said.err);
-    array.sh("rm before");
+    cluster.sh("rm before");
     wait("its bytes are gone", || {
-        array.run(&["check", "--age", "0"]).ok
+        cluster.run(&["check", "--age", "0"]).ok
     });
     device.as_ref().unwrap().free();
     wait("there is room again", || {
-        array.try_sh("head -c 1000000 /dev/zero > again").ok
+        cluster.try_sh("head -c 1000000 /dev/zero > again").ok
     });
-    assert_eq!(array.sh("cat victim"), "victim");
+    assert_eq!(cluster.sh("cat victim"), "victim");
 }

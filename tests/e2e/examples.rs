@@ -1,6 +1,6 @@
 //! Runs every job in the documentation exactly as printed.
 
-use crate::array::{Array, Options, can_mount, said};
+use crate::cluster::{Cluster, Options, can_mount, said};
 use std::path::Path;
 use std::process::Command;
 
@@ -12,7 +12,7 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const JOBS: &[(&str, &str, &str)] = &[
     (
         "getmax",
-        "mkdir -p scratch/getmax; cd scratch/getmax; cp {folder}/getmax.so .
+        "mkdir -p scratch/getmax; cd scratch/getmax; cp {directory}/getmax.so .
          printf '\\0\\0\\0\\0\\0\\0\\xf0\\x3f' > 1.dat; cp 1.dat 2.dat",
         "test $(cat scratch/getmax/max.dat) = 1",
     ),
@@ -113,7 +113,7 @@ fn readme_tour_runs_as_printed() {
         command.args(["-euo", "pipefail", "-c", text]);
         command.current_dir(home.path()).env("PATH", &path);
         command.env("HOME", home.path());
-        command.env("TIDEMILL_DIR", home.path().join("array"));
+        command.env("TIDEMILL_DIR", home.path().join("cluster"));
         said(command.output().unwrap())
     };
     let toured = shell(&typed.join("\n"));
@@ -143,7 +143,7 @@ fn documented_jobs_run_as_printed() {
         node_args: offers.map(str::to_owned).into(),
         ..Options::default()
     };
-    let Some(array) = Array::with(options) else {
+    let Some(cluster) = Cluster::with(options) else {
         return;
     };
     let built = Command::new("cc")
@@ -151,20 +151,20 @@ fn documented_jobs_run_as_printed() {
         .arg(format!("{ROOT}/crates/kernel/include"))
         .arg(format!("{ROOT}/examples/listing1/getmax.c"))
         .arg("-o")
-        .arg(array.path("getmax.so"))
+        .arg(cluster.path("getmax.so"))
         .status()
         .unwrap();
     assert!(built.success());
-    let folder = array.path("").display().to_string();
+    let directory = cluster.path("").display().to_string();
     for (name, before, after) in JOBS {
-        array.sh(&before.replace("{folder}", &folder));
+        cluster.sh(&before.replace("{directory}", &directory));
         for (_, script) in shown.iter().filter(|(shown, _)| shown == name) {
-            let path = array.path("example.conf");
+            let path = cluster.path("example.conf");
             std::fs::write(&path, script).unwrap();
             let path = path.display().to_string();
-            let said = array.run(&["submit", "--replace", "--no-cache", "--watch", &path]);
+            let said = cluster.run(&["submit", "--replace", "--no-cache", "--watch", &path]);
             assert!(said.ok, "{script}\n{}{}", said.out, said.err);
-            array.sh(after);
+            cluster.sh(after);
         }
     }
     for (name, script) in &shown {

@@ -1,6 +1,6 @@
 //! Injects real faults: no acknowledged data is lost, and the user gets a report.
 
-use crate::array::{Array, Device, Options, wait};
+use crate::cluster::{Cluster, Device, Options, wait};
 use std::process::Command;
 
 /// Returns a job with one task that runs a shell command.
@@ -13,8 +13,10 @@ fn shell(command: &str, extra: &str) -> String {
 
 #[test]
 fn misbehaving_kernel_fails_alone_with_reason() {
-    let Some(array) = Array::start() else { return };
-    array.sh("mkdir w; echo x > w/in");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("mkdir w; echo x > w/in");
     let cases = [
         ("crash", shell("echo why >&2; kill -SEGV $$", ""), "signal"),
         ("exit", shell("echo why >&2; exit 3", ""), "3"),
@@ -40,32 +42,34 @@ fn misbehaving_kernel_fails_alone_with_reason() {
         ("no output", shell("true", ""), "out"),
     ];
     for (what, script, word) in cases {
-        let job = array.ended(array.submit(&script));
+        let job = cluster.ended(cluster.submit(&script));
         assert_eq!(job["state"], "failed", "{what}");
         let error = job["tasks"][0]["error"].as_str().unwrap();
         assert!(error.contains(word), "{what}: {error}");
         if what == "crash" || what == "exit" {
-            let logs = array.run(&["logs", &job["job"].to_string()]).out;
+            let logs = cluster.run(&["logs", &job["job"].to_string()]).out;
             assert!(logs.contains("why"), "{what}: {logs}");
         }
         assert!(
-            !array.at("w/out").exists(),
+            !cluster.at("w/out").exists(),
             "{what} left a half-written output"
         );
     }
     let memory = r#"name = "m"; workdir = "/w"; tasks = ( { name = "t"; kernel = "python3";
         args = ["-c", "x = bytearray(2 << 30); open('out', 'w').write('x')"]; input = ["in"]; output = ["out"];
         limits = { memory = "256M"; }; } );"#;
-    let job = array.ended(array.submit(memory));
+    let job = cluster.ended(cluster.submit(memory));
     assert_eq!(job["state"], "failed", "{job}");
-    array.done(array.submit(&shell("cat in > out", "")));
+    cluster.done(cluster.submit(&shell("cat in > out", "")));
 }
 
 #[test]
 fn retries_are_counted_and_bounded() {
-    let Some(array) = Array::start() else { return };
-    array.sh("mkdir w; echo x > w/in");
-    let job = array.ended(array.submit(&shell("exit 1", "retries = 2;")));
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("mkdir w; echo x > w/in");
+    let job = cluster.ended(cluster.submit(&shell("exit 1", "retries = 2;")));
     assert_eq!(job["state"], "failed");
     assert_eq!(job["tasks"][0]["tries"], 3);
 }
@@ -77,28 +81,28 @@ fn full_device_refuses_writes_and_loses_nothing() {
         nodes: 1,
         ..Options::default()
     };
-    let prepare = |array: &Array| device = Some(Device::new(array.node_folder(0), "64m"));
-    let Some(array) = Array::prepared(options, prepare) else {
+    let prepare = |cluster: &Cluster| device = Some(Device::new(cluster.node_directory(0), "64m"));
+    let Some(cluster) = Cluster::prepared(options, prepare) else {
         return;
     };
-    array.sh("echo small > before; mkdir w; echo x > w/in");
-    let said = array.try_sh("head -c 100000000 /dev/zero > big");
+    cluster.sh("echo small > before; mkdir w; echo x > w/in");
+    let said = cluster.try_sh("head -c 100000000 /dev/zero > big");
     assert!(
         !said.ok && said.err.contains("No space"),
         "a 64 MB device took 100 MB: {}",
         said.err
     );
-    assert_eq!(array.sh("cat before").trim(), "small");
-    let job = array.ended(array.submit(&shell("head -c 90000000 /dev/zero > out", "")));
+    assert_eq!(cluster.sh("cat before").trim(), "small");
+    let job = cluster.ended(cluster.submit(&shell("head -c 90000000 /dev/zero > out", "")));
     assert_eq!(job["state"], "failed", "{job}");
-    array.sh("rm -f big");
+    cluster.sh("rm -f big");
     wait("there is room again", || {
-        array
+        cluster
             .try_sh("head -c 1000000 /dev/zero > again && sync again")
             .ok
     });
-    array.done(array.submit(&shell("cat in > out", "")));
-    assert_eq!(array.sh("cat before").trim(), "small");
+    cluster.done(cluster.submit(&shell("cat in > out", "")));
+    assert_eq!(cluster.sh("cat before").trim(), "small");
 }
 
 #[test]
@@ -108,20 +112,20 @@ fn node_over_its_quota_gets_no_new_files() {
         capacity: Some("64M"),
         ..Options::default()
     };
-    let Some(array) = Array::with(options) else {
+    let Some(cluster) = Cluster::with(options) else {
         return;
     };
-    array.sh("echo small > before; head -c 60000000 /dev/zero > big");
+    cluster.sh("echo small > before; head -c 60000000 /dev/zero > big");
     let refused = || {
-        !array
+        !cluster
             .try_sh("head -c 1000000 /dev/zero > more && rm more")
             .ok
     };
     wait("the node is known to be full", refused);
-    assert_eq!(array.sh("cat before").trim(), "small");
-    array.sh("rm -f big more");
+    assert_eq!(cluster.sh("cat before").trim(), "small");
+    cluster.sh("rm -f big more");
     wait("there is room again", || {
-        array.try_sh("head -c 1000000 /dev/zero > again").ok
+        cluster.try_sh("head -c 1000000 /dev/zero > again").ok
     });
 }
 
@@ -141,8 +145,8 @@ fn slow_job() -> String {
     )
 }
 
-fn some_tasks_are_done(array: &Array, job: u64) -> bool {
-    let job = array.job(job);
+fn some_tasks_are_done(cluster: &Cluster, job: u64) -> bool {
+    let job = cluster.job(job);
     job["tasks"]
         .as_array()
         .unwrap()
@@ -150,24 +154,24 @@ fn some_tasks_are_done(array: &Array, job: u64) -> bool {
         .any(|task| task["state"] == "done")
 }
 
-fn check_slow_outputs(array: &Array) {
-    array.sh("for i in $(seq 0 11); do cmp w/in$i w/out$i; done");
+fn check_slow_outputs(cluster: &Cluster) {
+    cluster.sh("for i in $(seq 0 11); do cmp w/in$i w/out$i; done");
 }
 
 #[test]
 fn job_succeeds_after_its_node_is_killed_and_restarted() {
-    let Some(mut array) = Array::with(Options {
+    let Some(mut cluster) = Cluster::with(Options {
         cores: 1,
         ..Options::default()
     }) else {
         return;
     };
-    array.sh("mkdir w; for i in $(seq 0 11); do echo $i > w/in$i; done");
-    let job = array.submit(&slow_job());
-    wait("some tasks are done", || some_tasks_are_done(&array, job));
-    array.kill_node(0);
+    cluster.sh("mkdir w; for i in $(seq 0 11); do echo $i > w/in$i; done");
+    let job = cluster.submit(&slow_job());
+    wait("some tasks are done", || some_tasks_are_done(&cluster, job));
+    cluster.kill_node(0);
     std::thread::sleep(std::time::Duration::from_secs(5));
-    let waiting = array.job(job);
+    let waiting = cluster.job(job);
     assert_eq!(
         waiting["state"], "running",
         "inputs that only the lost node has must be waited for"
@@ -178,37 +182,37 @@ fn job_succeeds_after_its_node_is_killed_and_restarted() {
     };
     let tasks = waiting["tasks"].as_array().unwrap();
     assert!(tasks.iter().any(says), "{waiting:#}");
-    array.start_node(0);
-    let done = array.done(job);
+    cluster.start_node(0);
+    let done = cluster.done(job);
     let tasks = done["tasks"].as_array().unwrap();
     assert!(tasks.iter().all(|task| task["error"] == ""), "{done:#}");
-    check_slow_outputs(&array);
+    check_slow_outputs(&cluster);
 }
 
 #[test]
 fn work_of_lost_node_is_done_elsewhere() {
-    let Some(mut array) = Array::with(Options {
+    let Some(mut cluster) = Cluster::with(Options {
         cores: 1,
         ..Options::default()
     }) else {
         return;
     };
-    array.sh("mkdir w; setfattr -n user.tidemill.node -v 1 w; for i in $(seq 0 11); do echo $i > w/in$i; done");
-    let job = array.submit(&slow_job().replace(
+    cluster.sh("mkdir w; setfattr -n user.tidemill.node -v 1 w; for i in $(seq 0 11); do echo $i > w/in$i; done");
+    let job = cluster.submit(&slow_job().replace(
         "name = \"slow\";",
         "name = \"slow\"; policy = \"round-robin\";",
     ));
     wait("node 0 works", || {
-        let job = array.job(job);
+        let job = cluster.job(job);
         job["tasks"]
             .as_array()
             .unwrap()
             .iter()
             .any(|t| t["state"] == "running" && t["node"] == 0)
     });
-    array.kill_node(0);
-    array.done(job);
-    let explained = array.json(&["explain", &job.to_string()]);
+    cluster.kill_node(0);
+    cluster.done(job);
+    let explained = cluster.json(&["explain", &job.to_string()]);
     let mut places = std::collections::BTreeMap::<u64, Vec<u64>>::new();
     for decision in explained["decisions"].as_array().unwrap() {
         let task = decision["task"].as_u64().unwrap();
@@ -223,24 +227,24 @@ fn work_of_lost_node_is_done_elsewhere() {
             .any(|p| p.len() > 1 && p[0] == 0 && p.last() == Some(&1)),
         "no task moved: {places:?}"
     );
-    array.start_node(0);
-    array.wait_for_nodes(2);
-    check_slow_outputs(&array);
+    cluster.start_node(0);
+    cluster.wait_for_nodes(2);
+    check_slow_outputs(&cluster);
 }
 
 /// The server recalls labels from a node that has not begun them, and the node is killed before it answers.
 #[test]
 fn node_killed_during_recall_keeps_or_returns_labels() {
-    let Some(mut array) = Array::with(Options {
+    let Some(mut cluster) = Cluster::with(Options {
         cores: 1,
         node_timeout_secs: 20,
         ..Options::default()
     }) else {
         return;
     };
-    array.sh("mkdir w; for i in $(seq 0 11); do echo $i > w/in$i; done");
-    array.kill_node(1);
-    array.wait_for_nodes(1);
+    cluster.sh("mkdir w; for i in $(seq 0 11); do echo $i > w/in$i; done");
+    cluster.kill_node(1);
+    cluster.wait_for_nodes(1);
     let tasks: Vec<String> = (0..4)
         .map(|i| {
             format!(
@@ -249,60 +253,60 @@ fn node_killed_during_recall_keeps_or_returns_labels() {
         })
         .collect();
     let tasks = tasks.join(", ");
-    let job = array.submit(&format!(
+    let job = cluster.submit(&format!(
         r#"name = "back"; workdir = "/w"; tasks = ( {tasks} );"#
     ));
     wait("the first runs", || {
-        array.job(job)["tasks"][0]["state"] == "running"
+        cluster.job(job)["tasks"][0]["state"] == "running"
     });
-    array.signal_node(0, rustix::process::Signal::STOP);
-    array.start_node(1);
-    array.wait_for_nodes(2);
+    cluster.signal_node(0, rustix::process::Signal::STOP);
+    cluster.start_node(1);
+    cluster.wait_for_nodes(2);
     // The request to the node is in transit, and is never answered.
-    array.kill_node(0);
-    array.start_node(0);
-    let done = array.done(job);
+    cluster.kill_node(0);
+    cluster.start_node(0);
+    let done = cluster.done(job);
     for (i, task) in done["tasks"].as_array().unwrap().iter().enumerate() {
         assert_eq!(task["state"], "done", "{done:#}");
-        assert_eq!(array.sh(&format!("cat w/o{i}")), format!("{i}\n"));
+        assert_eq!(cluster.sh(&format!("cat w/o{i}")), format!("{i}\n"));
     }
     let there = |task: &serde_json::Value| task["node"] == 1;
     assert!(
         done["tasks"].as_array().unwrap().iter().any(there),
         "{done:#}"
     );
-    assert!(array.run(&["check"]).ok);
+    assert!(cluster.run(&["check"]).ok);
 }
 
 #[test]
 fn killed_server_continues_its_jobs_after_restart() {
-    let Some(mut array) = Array::with(Options {
+    let Some(mut cluster) = Cluster::with(Options {
         cores: 1,
         ..Options::default()
     }) else {
         return;
     };
-    array.sh("mkdir w; for i in $(seq 0 11); do echo $i > w/in$i; done");
-    let job = array.submit(&slow_job());
+    cluster.sh("mkdir w; for i in $(seq 0 11); do echo $i > w/in$i; done");
+    let job = cluster.submit(&slow_job());
     for _ in 0..3 {
         std::thread::sleep(std::time::Duration::from_millis(700));
-        array.kill_server();
-        array.start_server();
+        cluster.kill_server();
+        cluster.start_server();
     }
-    array.done(job);
-    wait("the mount is back", || array.try_sh("ls w").ok);
-    check_slow_outputs(&array);
+    cluster.done(job);
+    wait("the mount is back", || cluster.try_sh("ls w").ok);
+    check_slow_outputs(&cluster);
 }
 
 #[test]
 fn sealed_or_fsynced_file_survives_kill_of_mount() {
-    let Some(mut array) = Array::start() else {
+    let Some(mut cluster) = Cluster::start() else {
         return;
     };
-    array.sh("mkdir d; for i in $(seq 20); do echo $i > d/f$i; done; sync d/f20");
+    cluster.sh("mkdir d; for i in $(seq 20); do echo $i > d/f$i; done; sync d/f20");
     let writer = format!(
         "import os,time\nf=open('{}','wb')\nf.write(b'x'*100000)\nf.flush()\nos.fsync(f.fileno())\nprint('synced',flush=True)\ntime.sleep(100)",
-        array.at("d/open").display()
+        cluster.at("d/open").display()
     );
     let mut child = Command::new("python3")
         .arg("-c")
@@ -317,43 +321,43 @@ fn sealed_or_fsynced_file_survives_kill_of_mount() {
     )
     .unwrap();
     assert_eq!(line.trim(), "synced");
-    array.kill_mount();
+    cluster.kill_mount();
     child.kill().unwrap();
     child.wait().unwrap();
-    array.start_mount();
+    cluster.start_mount();
     for i in 1..=20 {
-        assert_eq!(array.sh(&format!("cat d/f{i}")).trim(), i.to_string());
+        assert_eq!(cluster.sh(&format!("cat d/f{i}")).trim(), i.to_string());
     }
     wait(
         "the interrupted file is sealed at the length that was synced",
-        || std::fs::metadata(array.at("d/open")).is_ok_and(|m| m.len() == 100_000),
+        || std::fs::metadata(cluster.at("d/open")).is_ok_and(|m| m.len() == 100_000),
     );
 }
 
 #[test]
-fn acknowledged_data_survives_kill_of_whole_array() {
-    let Some(mut array) = Array::start() else {
+fn acknowledged_data_survives_kill_of_whole_cluster() {
+    let Some(mut cluster) = Cluster::start() else {
         return;
     };
-    array.sh("mkdir -p a/b; echo data > a/b/f; mv a/b/f a/g; sync a/g; mkdir w; echo x > w/in");
-    let job = array.submit(&shell("sleep 1; cat in > out", ""));
-    array.kill_mount();
-    array.kill_server();
-    array.kill_node(0);
-    array.kill_node(1);
-    array.start_server();
-    array.start_node(0);
-    array.start_node(1);
-    array.wait_for_nodes(2);
-    array.start_mount();
-    assert_eq!(array.sh("cat a/g").trim(), "data");
-    array.done(job);
-    assert_eq!(array.sh("cat w/out").trim(), "x");
+    cluster.sh("mkdir -p a/b; echo data > a/b/f; mv a/b/f a/g; sync a/g; mkdir w; echo x > w/in");
+    let job = cluster.submit(&shell("sleep 1; cat in > out", ""));
+    cluster.kill_mount();
+    cluster.kill_server();
+    cluster.kill_node(0);
+    cluster.kill_node(1);
+    cluster.start_server();
+    cluster.start_node(0);
+    cluster.start_node(1);
+    cluster.wait_for_nodes(2);
+    cluster.start_mount();
+    assert_eq!(cluster.sh("cat a/g").trim(), "data");
+    cluster.done(job);
+    assert_eq!(cluster.sh("cat w/out").trim(), "x");
 }
 
-/// Returns names, kinds, owners, sizes and contents of all entries in the two folders of the test below.
-fn tree(array: &Array) -> String {
-    array.sh(
+/// Returns names, kinds, owners, sizes and contents of all entries in the two directories of the test below.
+fn tree(cluster: &Cluster) -> String {
+    cluster.sh(
         "export LC_ALL=C; find w other ! -name gone -printf '%p %y %i %m %U %G %n %l\\n' | sort; \
          find w other -type f ! -name gone -printf '%p %s %T@\\n' | sort; \
          find w other -type f ! -name gone -print0 | sort -z | xargs -0 sha256sum; getfattr -d w/s1; \
@@ -362,8 +366,8 @@ fn tree(array: &Array) -> String {
 }
 
 /// Waits until nodes have received all changes of names.
-fn wait_for_notes(array: &Array) {
-    let db = rusqlite::Connection::open(array.path("server/server.db")).unwrap();
+fn wait_for_notes(cluster: &Cluster) {
+    let db = rusqlite::Connection::open(cluster.path("server/server.db")).unwrap();
     let sql = "SELECT count(*) FROM note";
     wait("nodes know all names", || {
         db.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap() == 0
@@ -371,8 +375,8 @@ fn wait_for_notes(array: &Array) {
 }
 
 /// Returns the runs that made `/w/count`, as far as nodes know them.
-fn runs_of_count(array: &Array) -> serde_json::Value {
-    let mut all = array.json(&["lineage", "/w/count", "--up"]);
+fn runs_of_count(cluster: &Cluster) -> serde_json::Value {
+    let mut all = cluster.json(&["lineage", "/w/count", "--up"]);
     for run in all["runs"].as_array_mut().unwrap() {
         run["job_name"] = "".into();
         // Nodes record the objects that a task read, not the paths in its script.
@@ -386,48 +390,48 @@ fn runs_of_count(array: &Array) -> serde_json::Value {
 
 #[test]
 fn lost_server_database_is_rebuilt_from_nodes() {
-    let Some(mut array) = Array::start() else {
+    let Some(mut cluster) = Cluster::start() else {
         return;
     };
-    array.sh(
+    cluster.sh(
         "mkdir -p w/deep/er other; for i in 1 2 3 4 5 6; do seq $i 100 > w/deep/er/$i; done; \
          chmod 640 w/deep/er/2; chown 1234:1234 other; \
          setpriv --reuid 1234 --regid 1234 --clear-groups sh -c 'seq 5 > other/theirs'; \
          seq 10 > w/twice; seq 20 > w/twice; seq 3 > w/gone; rm w/gone; chmod 600 w/deep/er/6; cat w/deep/er/6 > w/later; \
          echo one > w/s1; echo two > w/s2; mv w/s1 w/t; mv w/s2 w/s1; mv w/t w/s2; mkdir -p w/old/empty; echo q > w/old/in; \
-         mv w/old w/new-folder; chmod 2750 w/new-folder; ln -s twice w/link; ln w/s1 w/hard; : > w/nothing; \
+         mv w/old w/new-directory; chmod 2750 w/new-directory; ln -s twice w/link; ln w/s1 w/hard; : > w/nothing; \
          printf raw > \"w/$(printf '\\377\\376')\"; touch -d 2001-02-03T04:05:06 w/s2; setfattr -n user.k -v v w/s1",
     );
     let chain = r#"name = "chain"; workdir = "/w"; tasks = (
         { name = "first"; kernel = "/bin/sh"; args = ["-c", "cat deep/er/1 twice > mid"]; input = ["deep/er/1", "twice"]; output = ["mid"]; },
         { name = "second"; kernel = "wordcount"; input = ["mid"]; output = ["count"]; } );"#;
-    array.done(array.submit(chain));
-    let (before, made) = (tree(&array), runs_of_count(&array));
-    wait_for_notes(&array);
-    array.kill_mount();
-    array.kill_server();
-    let folder = array.path("server");
-    let folder = folder.to_str().unwrap();
-    let nodes = [0, 1].map(|index| array.node_folder(index).display().to_string());
+    cluster.done(cluster.submit(chain));
+    let (before, made) = (tree(&cluster), runs_of_count(&cluster));
+    wait_for_notes(&cluster);
+    cluster.kill_mount();
+    cluster.kill_server();
+    let directory = cluster.path("server");
+    let directory = directory.to_str().unwrap();
+    let nodes = [0, 1].map(|index| cluster.node_directory(index).display().to_string());
     let [first, second] = &nodes;
-    let refused = array.run(&["rebuild", "--folder", folder, first, second]);
+    let refused = cluster.run(&["rebuild", "--data-dir", directory, first, second]);
     assert!(
         !refused.ok && refused.err.contains("exists"),
         "{}",
         refused.err
     );
     for suffix in ["", "-wal", "-shm"] {
-        let _ = std::fs::remove_file(array.path(&format!("server/server.db{suffix}")));
+        let _ = std::fs::remove_file(cluster.path(&format!("server/server.db{suffix}")));
     }
-    let refused = array.run(&["rebuild", "--folder", folder, first, first]);
+    let refused = cluster.run(&["rebuild", "--data-dir", directory, first, first]);
     assert!(
         !refused.ok && refused.err.contains("given before"),
         "{}",
         refused.err
     );
-    assert!(!array.path("server/server.db").exists());
+    assert!(!cluster.path("server/server.db").exists());
 
-    let said = array.rebuild();
+    let said = cluster.rebuild();
     assert_eq!(said["nodes"], 2);
     assert_eq!(said["tasks"], 2);
     assert_eq!(said["unnoted"], serde_json::json!([]), "{said}");
@@ -437,12 +441,12 @@ fn lost_server_database_is_rebuilt_from_nodes() {
         let was = apart["was"].as_str().unwrap();
         assert!(["", "/w/gone", "/w/twice"].contains(&was), "{apart}");
     }
-    assert_eq!(tree(&array), before);
-    assert_eq!(runs_of_count(&array), made);
+    assert_eq!(tree(&cluster), before);
+    assert_eq!(runs_of_count(&cluster), made);
 
-    array.sh("seq 7 > w/new; echo more >> w/twice; rm w/deep/er/3; mv w/later w/deep");
-    let again = array.done(
-        array.submit(
+    cluster.sh("seq 7 > w/new; echo more >> w/twice; rm w/deep/er/3; mv w/later w/deep");
+    let again = cluster.done(
+        cluster.submit(
             &chain
                 .replace("mid", "mid2")
                 .replace("count\"]", "count2\"]"),

@@ -1,36 +1,40 @@
 //! Tests the mount with programs. Semantics: docs/semantics.md.
 
-use crate::array::{Array, Options, wait};
+use crate::cluster::{Cluster, Options, wait};
 
 #[test]
 fn everyday_tools_work() {
-    let Some(array) = Array::start() else { return };
-    let source = array.path("source");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    let source = cluster.path("source");
     std::fs::create_dir_all(source.join("deep/er")).unwrap();
     std::fs::write(source.join("a"), vec![7u8; 3_000_000]).unwrap();
     std::fs::write(source.join("deep/er/empty"), b"").unwrap();
     std::os::unix::fs::symlink("a", source.join("link")).unwrap();
     let src = source.display();
-    array.sh(&format!(
+    cluster.sh(&format!(
         "cp -a {src} copy && diff -r {src} copy && test -L copy/link"
     ));
-    array.sh(&format!(
+    cluster.sh(&format!(
         "tar -C {src} -cf a.tar . && mkdir t && tar -C t -xf a.tar && diff -r {src} t"
     ));
-    array.sh(&format!(
+    cluster.sh(&format!(
         "rsync -a {src}/ synced/ && rsync -a --delete {src}/ synced/ && diff -r {src} synced"
     ));
-    array.sh("echo one > f; echo two >> f; [ \"$(cat f)\" = $'one\\ntwo' ]");
-    array.sh("echo new > f.tmp && mv f.tmp f && [ \"$(cat f)\" = new ]");
-    array.sh("sed -i s/new/old/ f && [ \"$(cat f)\" = old ]");
-    array.sh("sqlite3 x.db 'create table t(a); insert into t values(1),(2)' && [ \"$(sqlite3 x.db 'select sum(a) from t')\" = 3 ]");
-    array.sh("rm -r copy t synced && ! test -e copy");
+    cluster.sh("echo one > f; echo two >> f; [ \"$(cat f)\" = $'one\\ntwo' ]");
+    cluster.sh("echo new > f.tmp && mv f.tmp f && [ \"$(cat f)\" = new ]");
+    cluster.sh("sed -i s/new/old/ f && [ \"$(cat f)\" = old ]");
+    cluster.sh("sqlite3 x.db 'create table t(a); insert into t values(1),(2)' && [ \"$(sqlite3 x.db 'select sum(a) from t')\" = 3 ]");
+    cluster.sh("rm -r copy t synced && ! test -e copy");
 }
 
 #[test]
 fn git_clones_commits_and_checks_itself() {
-    let Some(array) = Array::start() else { return };
-    array.sh(
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh(
         "export GIT_CONFIG_GLOBAL=/dev/null; git init -q -b main origin && cd origin && git config user.email a@b && \
          git config user.name n && for i in $(seq 50); do echo $i > f$i; done && git add . && git commit -qm first && \
          cd .. && git clone -q origin clone && cd clone && git fsck --strict 2>&1 && [ \"$(ls | wc -l)\" = 50 ]",
@@ -39,8 +43,10 @@ fn git_clones_commits_and_checks_itself() {
 
 #[test]
 fn python_maps_seeks_and_truncates() {
-    let Some(array) = Array::start() else { return };
-    array.sh(r#"python3 - <<'P'
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh(r#"python3 - <<'P'
 import mmap, os
 with open("m", "w+b") as f:
     f.truncate(1 << 20)
@@ -67,19 +73,21 @@ P"#);
 
 #[test]
 fn put_file_is_readable_in_mount_and_by_get() {
-    let Some(array) = Array::start() else { return };
-    let local = array.path("local.bin");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    let local = cluster.path("local.bin");
     let bytes: Vec<u8> = (0..9_000_000u32).map(|i| (i % 251) as u8).collect();
     std::fs::write(&local, &bytes).unwrap();
-    let said = array.run(&["put", local.to_str().unwrap(), "/in.bin"]);
+    let said = cluster.run(&["put", local.to_str().unwrap(), "/in.bin"]);
     assert!(said.ok, "{}", said.err);
-    assert_eq!(std::fs::read(array.at("in.bin")).unwrap(), bytes);
-    std::fs::copy(array.at("in.bin"), array.at("again.bin")).unwrap();
-    let back = array.path("back.bin");
-    let said = array.run(&["get", "/again.bin", back.to_str().unwrap()]);
+    assert_eq!(std::fs::read(cluster.at("in.bin")).unwrap(), bytes);
+    std::fs::copy(cluster.at("in.bin"), cluster.at("again.bin")).unwrap();
+    let back = cluster.path("back.bin");
+    let said = cluster.run(&["get", "/again.bin", back.to_str().unwrap()]);
     assert!(said.ok, "{}", said.err);
     assert_eq!(std::fs::read(back).unwrap(), bytes);
-    let names = array.run(&["ls", "/"]).out;
+    let names = cluster.run(&["ls", "/"]).out;
     assert!(
         names.contains("in.bin") && names.contains("again.bin"),
         "{names}"
@@ -87,16 +95,16 @@ fn put_file_is_readable_in_mount_and_by_get() {
 }
 
 #[test]
-fn files_are_spread_over_nodes_or_follow_their_folder() {
-    let Some(array) = Array::with(Options {
+fn files_are_spread_over_nodes_or_follow_their_directory() {
+    let Some(cluster) = Cluster::with(Options {
         nodes: 3,
         ..Options::default()
     }) else {
         return;
     };
-    array.sh("for i in $(seq 30); do echo $i > f$i; done");
+    cluster.sh("for i in $(seq 30); do echo $i > f$i; done");
     let node = |name: &str| {
-        array.sh(&format!(
+        cluster.sh(&format!(
             "getfattr --only-values -n user.tidemill.node {name}"
         ))
     };
@@ -104,7 +112,7 @@ fn files_are_spread_over_nodes_or_follow_their_folder() {
     used.sort();
     used.dedup();
     assert_eq!(used.len(), 3, "{used:?}");
-    array.sh("mkdir -p d/e && setfattr -n user.tidemill.node -v 2 d && for i in $(seq 9); do echo > d/e/f$i; done");
+    cluster.sh("mkdir -p d/e && setfattr -n user.tidemill.node -v 2 d && for i in $(seq 9); do echo > d/e/f$i; done");
     for i in 1..=9 {
         assert_eq!(node(&format!("d/e/f{i}")), "2");
     }
@@ -112,10 +120,12 @@ fn files_are_spread_over_nodes_or_follow_their_folder() {
 
 #[test]
 fn bytes_written_in_place_are_counted_by_their_node() {
-    let Some(array) = Array::start() else { return };
-    array.sh("setfattr -n user.tidemill.node -v 1 .; head -c 3000000 /dev/zero > f; sync f");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("setfattr -n user.tidemill.node -v 1 .; head -c 3000000 /dev/zero > f; sync f");
     let written = |index: u64| {
-        let status = array.json(&["status"]);
+        let status = cluster.json(&["status"]);
         let nodes = status["nodes"].as_array().unwrap().clone();
         let node = nodes.iter().find(|e| e["node"] == index).unwrap();
         node["bytes_written"].as_u64().unwrap()
@@ -126,26 +136,26 @@ fn bytes_written_in_place_are_counted_by_their_node() {
 
 #[test]
 fn node_reports_flash_model_of_its_writes() {
-    let Some(mut array) = Array::start() else {
+    let Some(mut cluster) = Cluster::start() else {
         return;
     };
-    array.sh("setfattr -n user.tidemill.node -v 1 .; head -c 3000000 /dev/zero > f");
-    let model = |array: &Array, index: u64| {
-        let status = array.json(&["status"]);
+    cluster.sh("setfattr -n user.tidemill.node -v 1 .; head -c 3000000 /dev/zero > f");
+    let model = |cluster: &Cluster, index: u64| {
+        let status = cluster.json(&["status"]);
         let nodes = status["nodes"].as_array().unwrap().clone();
         let node = nodes.iter().find(|e| e["node"] == index).unwrap();
         node["flash_model"].clone()
     };
-    let told = |array: &Array, host: u64, sectors: u64| {
-        let model = model(array, 1);
+    let told = |cluster: &Cluster, host: u64, sectors: u64| {
+        let model = model(cluster, 1);
         model["host_bytes"] == host && model["used_bytes"] == sectors * 4096
     };
-    wait("a write is told", || told(&array, 3_000_000, 733));
-    array.sh("head -c 1000000 /dev/zero > f");
-    wait("an overwrite is told", || told(&array, 4_000_000, 245));
-    assert_eq!(model(&array, 0)["host_bytes"], 0);
-    assert_eq!(model(&array, 1)["flash_bytes"], (733 + 245) * 4096);
-    let text = array.sh("cat .tidemill/nodes/1/status");
+    wait("a write is told", || told(&cluster, 3_000_000, 733));
+    cluster.sh("head -c 1000000 /dev/zero > f");
+    wait("an overwrite is told", || told(&cluster, 4_000_000, 245));
+    assert_eq!(model(&cluster, 0)["host_bytes"], 0);
+    assert_eq!(model(&cluster, 1)["flash_bytes"], (733 + 245) * 4096);
+    let text = cluster.sh("cat .tidemill/nodes/1/status");
     for part in [
         "flash model",
         "written      4000000 bytes",
@@ -153,23 +163,25 @@ fn node_reports_flash_model_of_its_writes() {
     ] {
         assert!(text.contains(part), "no {part:?} in:\n{text}");
     }
-    array.kill_node(1);
-    array.start_node(1);
-    array.wait_for_nodes(2);
-    wait("it is kept over a kill", || told(&array, 4_000_000, 245));
+    cluster.kill_node(1);
+    cluster.start_node(1);
+    cluster.wait_for_nodes(2);
+    wait("it is kept over a kill", || told(&cluster, 4_000_000, 245));
 }
 
 #[test]
-fn files_and_control_folders_of_others_are_closed() {
-    let Some(array) = Array::start() else { return };
-    array.sh("chmod 755 . ; mkdir open; chmod 777 open; echo secret > s; chmod 600 s");
+fn files_and_control_directories_of_others_are_closed() {
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("chmod 755 . ; mkdir open; chmod 777 open; echo secret > s; chmod 600 s");
     let as_nobody = |script: &str| {
-        array.try_sh(&format!(
+        cluster.try_sh(&format!(
             "setpriv --reuid 65534 --regid 65534 --clear-groups bash -c '{script}'"
         ))
     };
     std::fs::set_permissions(
-        array.path("."),
+        cluster.path("."),
         std::os::unix::fs::PermissionsExt::from_mode(0o755),
     )
     .unwrap();
@@ -181,15 +193,17 @@ fn files_and_control_folders_of_others_are_closed() {
 
 #[test]
 fn chmod_right_after_close_is_never_lost() {
-    let Some(array) = Array::start() else { return };
-    array.sh("for i in $(seq 300); do echo x > f$i; chmod 600 f$i; done");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("for i in $(seq 300); do echo x > f$i; chmod 600 f$i; done");
     assert_eq!(
-        array
+        cluster
             .sh("find . -maxdepth 1 -type f ! -perm 600 | wc -l")
             .trim(),
         "0"
     );
-    let names = array.run(&["ls", "-l", "/"]).out;
+    let names = cluster.run(&["ls", "-l", "/"]).out;
     assert_eq!(
         names
             .lines()

@@ -1,6 +1,6 @@
-//! Tests the search for files by their attributes, in an array of real processes.
+//! Tests the search for files by their attributes, in a cluster of real processes.
 
-use crate::array::{Array, Options, wait};
+use crate::cluster::{Cluster, Options, wait};
 use std::path::Path;
 use tidemill_client::{Credential, Server};
 use tidemill_wire::v1;
@@ -14,10 +14,10 @@ fn fixture(name: &str) -> String {
 }
 
 /// Returns the paths of the found files, after all headers have been read.
-fn find(array: &Array, args: &[&str]) -> Vec<String> {
+fn find(cluster: &Cluster, args: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     wait("headers are read", || {
-        let said = array.run(&[&["find"], args].concat());
+        let said = cluster.run(&[&["find"], args].concat());
         assert!(said.ok, "{args:?}: {}", said.err);
         found = said.out.lines().map(str::to_owned).collect();
         !said.err.contains("have not been read")
@@ -26,12 +26,17 @@ fn find(array: &Array, args: &[&str]) -> Vec<String> {
     found
 }
 
-/// Searches as a user who is no operator.
-fn find_as(array: &Array, uid: u32, expression: &str, under: &str) -> Result<Vec<String>, String> {
+/// Searches as a user who is no administrator.
+fn find_as(
+    cluster: &Cluster,
+    uid: u32,
+    expression: &str,
+    under: &str,
+) -> Result<Vec<String>, String> {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let credential = Credential::read(&array.token_file()).unwrap();
-        let endpoint = array.address().parse().unwrap();
+        let credential = Credential::read(&cluster.token_file()).unwrap();
+        let endpoint = cluster.address().parse().unwrap();
         let server = Server::connect(&endpoint, Some(&credential)).await.unwrap();
         let credentials = v1::Credentials {
             uid,
@@ -53,29 +58,29 @@ fn find_as(array: &Array, uid: u32, expression: &str, under: &str) -> Result<Vec
 }
 
 /// Waits until all written files are sealed.
-fn sealed(array: &Array) {
-    array.sh("find . -name .tidemill -prune -o -type f -exec sync {} +");
+fn sealed(cluster: &Cluster) {
+    cluster.sh("find . -name .tidemill -prune -o -type f -exec sync {} +");
 }
 
 /// Stores two climate files, one of them in three parts, other scientific files, and some files of other formats.
-fn fill(array: &Array) {
-    array.sh(&format!(
+fn fill(cluster: &Cluster) {
+    cluster.sh(&format!(
         "mkdir cmip6 raw; cp {} cmip6/tas.nc; cp {} cmip6/pr.part; mv cmip6/pr.part cmip6/pr.nc; cp {} raw/a.h5; cp {} raw/sky.FITS; \
          echo hello > raw/text; head -c 3000 cmip6/tas.nc > raw/cut.nc; : > raw/empty.nc; setfattr -n user.project -v x raw/text; \
          setfattr -n user.level -v 12 raw/a.h5; chown {ALICE} raw/a.h5; touch -d 2001-02-03T04:05 raw/text; cp raw/text 'raw/odd \"name'",
         fixture("climate.nc"), fixture("climate-classic.nc"), fixture("new.h5"), fixture("images.fits"),
     ));
-    sealed(array);
+    sealed(cluster);
     let local = fixture("climate.nc");
-    let said = array.run(&["put", "--stripe", "4096,3", &local, "/raw/striped.nc"]);
+    let said = cluster.run(&["put", "--stripe", "4096,3", &local, "/raw/striped.nc"]);
     assert!(said.ok, "{}", said.err);
 }
 
 const TAS: [&str; 2] = ["/cmip6/tas.nc", "/raw/striped.nc"];
 const PR: &str = "/cmip6/pr.nc";
 
-fn by_headers(array: &Array) {
-    let find = |expression| find(array, &[expression]);
+fn by_headers(cluster: &Cluster) {
+    let find = |expression| find(cluster, &[expression]);
     let both = [PR, TAS[0], TAS[1]];
     for (expression, expected) in [
         // A file that was moved into place is found like a file that was written there, in any layout.
@@ -105,8 +110,8 @@ fn by_headers(array: &Array) {
     }
 }
 
-fn by_the_rest(array: &Array) {
-    let find = |args: &[&str]| find(array, args);
+fn by_the_rest(cluster: &Cluster) {
+    let find = |args: &[&str]| find(cluster, args);
     for (args, expected) in [
         (
             &["name ~ '*.h5' or name = text"][..],
@@ -128,10 +133,10 @@ fn by_the_rest(array: &Array) {
         assert_eq!(find(args), expected, "{args:?}");
     }
     // The path below the mount.
-    let under = array.at("cmip6").display().to_string();
-    let expected = [array.at("cmip6/tas.nc").display().to_string()];
+    let under = cluster.at("cmip6").display().to_string();
+    let expected = [cluster.at("cmip6/tas.nc").display().to_string()];
     assert_eq!(find(&["var = tas", "--under", &under]), expected);
-    let shown = array.json(&["find", "var = tas and name = tas.nc", "--header"]);
+    let shown = cluster.json(&["find", "var = tas and name = tas.nc", "--header"]);
     assert_eq!(
         (&shown["path"], &shown["header"]["attributes"]["experiment"]),
         (&"/cmip6/tas.nc".into(), &"historical".into())
@@ -151,54 +156,57 @@ fn by_the_rest(array: &Array) {
 #[test]
 fn find_by_headers_names_sizes_owners_attributes_and_times() {
     for remote in [false, true] {
-        let Some(array) = Array::with(Options {
+        let Some(cluster) = Cluster::with(Options {
             nodes: 3,
             remote,
             ..Options::default()
         }) else {
             return;
         };
-        fill(&array);
-        by_headers(&array);
-        by_the_rest(&array);
+        fill(&cluster);
+        by_headers(&cluster);
+        by_the_rest(&cluster);
     }
 }
 
 #[test]
 fn find_follows_changes_and_survives_rebuilt_database() {
-    let Some(mut array) = Array::with(Options {
+    let Some(mut cluster) = Cluster::with(Options {
         nodes: 3,
         ..Options::default()
     }) else {
         return;
     };
-    fill(&array);
-    assert_eq!(find(&array, &["var = tas"]), TAS);
+    fill(&cluster);
+    assert_eq!(find(&cluster, &["var = tas"]), TAS);
     // A new version has other variables; a deleted file has none.
-    array.sh(&format!(
+    cluster.sh(&format!(
         "cp {} cmip6/tas.nc; rm raw/striped.nc",
         fixture("climate-classic.nc")
     ));
-    sealed(&array);
+    sealed(&cluster);
     let none: [&str; 0] = [];
-    assert_eq!(find(&array, &["var = tas"]), none);
-    assert_eq!(find(&array, &["var = pr"]), [PR, "/cmip6/tas.nc"]);
-    array.sh("mv cmip6/tas.nc cmip6/other.nc; ln cmip6/pr.nc raw/link");
-    assert_eq!(find(&array, &["var = pr", "--under", "raw"]), ["/raw/link"]);
-    array.wait_for_notes();
-    array.kill_server();
-    array.start_server();
-    array.wait_for_nodes(3);
-    assert_eq!(find(&array, &["time > 2015"]), ["/cmip6/other.nc", PR]);
-    array.wait_for_notes();
-    array.rebuild();
-    assert_eq!(find(&array, &["time > 2015"]), ["/cmip6/other.nc", PR]);
+    assert_eq!(find(&cluster, &["var = tas"]), none);
+    assert_eq!(find(&cluster, &["var = pr"]), [PR, "/cmip6/tas.nc"]);
+    cluster.sh("mv cmip6/tas.nc cmip6/other.nc; ln cmip6/pr.nc raw/link");
+    assert_eq!(
+        find(&cluster, &["var = pr", "--under", "raw"]),
+        ["/raw/link"]
+    );
+    cluster.wait_for_notes();
+    cluster.kill_server();
+    cluster.start_server();
+    cluster.wait_for_nodes(3);
+    assert_eq!(find(&cluster, &["time > 2015"]), ["/cmip6/other.nc", PR]);
+    cluster.wait_for_notes();
+    cluster.rebuild();
+    assert_eq!(find(&cluster, &["time > 2015"]), ["/cmip6/other.nc", PR]);
 }
 
 /// Stores a Zarr of version 2: a variable and its times, which are not in its metadata but in a chunk.
-fn write_zarr(array: &Array, folder: &str) {
+fn write_zarr(cluster: &Cluster, directory: &str) {
     let put = |path: &str, bytes: &[u8]| {
-        let path = array.at(&format!("{folder}/{path}"));
+        let path = cluster.at(&format!("{directory}/{path}"));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, bytes).unwrap();
     };
@@ -211,7 +219,7 @@ fn write_zarr(array: &Array, folder: &str) {
         "time/0",
         &[15_f64.to_le_bytes(), 45_f64.to_le_bytes()].concat(),
     );
-    array.sh(&format!("sync {folder}/time/0"));
+    cluster.sh(&format!("sync {directory}/time/0"));
     put(".zgroup", br#"{"zarr_format": 2}"#);
     put(".zattrs", br#"{"institution": "MILL"}"#);
     put("rain/.zarray", of("[2, 3]", "<f4").as_bytes());
@@ -227,10 +235,10 @@ fn write_zarr(array: &Array, folder: &str) {
 }
 
 #[test]
-fn find_treats_zarr_folder_as_one_file() {
+fn find_treats_zarr_directory_as_one_file() {
     let none: [&str; 0] = [];
     for remote in [false, true] {
-        let Some(mut array) = Array::with(Options {
+        let Some(mut cluster) = Cluster::with(Options {
             nodes: 3,
             remote,
             ..Options::default()
@@ -238,10 +246,10 @@ fn find_treats_zarr_folder_as_one_file() {
             return;
         };
         let [two, three, all] = ["two.zarr", "three.zarr", "consolidated.zarr"].map(fixture);
-        array.sh(&format!("mkdir z; cp -r {two} {three} {all} z"));
-        write_zarr(&array, "z/own.zarr");
-        sealed(&array);
-        let found = |expression| find(&array, &[expression]);
+        cluster.sh(&format!("mkdir z; cp -r {two} {three} {all} z"));
+        write_zarr(&cluster, "z/own.zarr");
+        sealed(&cluster);
+        let found = |expression| find(&cluster, &[expression]);
         let tas = ["/z/consolidated.zarr", "/z/three.zarr", "/z/two.zarr"];
         assert_eq!(found("var = tas and format = zarr"), tas);
         assert_eq!(found("var = sharded"), tas[..2]);
@@ -257,39 +265,41 @@ fn find_treats_zarr_folder_as_one_file() {
             found("time = 1990-02 and time < 1990-02") == own
         });
         assert_eq!(found("time >= 1990-03"), none);
-        assert_eq!(find(&array, &["var = rain", "--under", "z"]), own);
-        // Arrays are added, deleted and renamed, and so is the folder itself.
-        array.sh("cp -r z/three.zarr/tas z/three.zarr/late");
-        sealed(&array);
+        assert_eq!(find(&cluster, &["var = rain", "--under", "z"]), own);
+        // Arrays are added, deleted and renamed, and so is the directory itself.
+        cluster.sh("cp -r z/three.zarr/tas z/three.zarr/late");
+        sealed(&cluster);
         assert_eq!(found("var = late"), ["/z/three.zarr"]);
-        array.sh("mv z/three.zarr/late z/three.zarr/later");
+        cluster.sh("mv z/three.zarr/late z/three.zarr/later");
         assert_eq!(found("var = late"), none);
         assert_eq!(found("var = later and var = tas"), ["/z/three.zarr"]);
-        array.sh("rm -r z/three.zarr/later; mv z/three.zarr z/moved.zarr; rm -r z/two.zarr");
+        cluster.sh("rm -r z/three.zarr/later; mv z/three.zarr z/moved.zarr; rm -r z/two.zarr");
         assert_eq!(found("var = later"), none);
         assert_eq!(found("var = tas"), [tas[0], "/z/moved.zarr"]);
-        array.wait_for_notes();
-        array.rebuild();
-        assert_eq!(find(&array, &["time = 1990-02"]), own);
-        assert_eq!(find(&array, &["var = tas"]), [tas[0], "/z/moved.zarr"]);
+        cluster.wait_for_notes();
+        cluster.rebuild();
+        assert_eq!(find(&cluster, &["time = 1990-02"]), own);
+        assert_eq!(find(&cluster, &["var = tas"]), [tas[0], "/z/moved.zarr"]);
     }
 }
 
 #[test]
 fn find_hides_parts_of_zarr_without_read_permission() {
-    let Some(array) = Array::start() else { return };
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
     let three = fixture("three.zarr");
-    array.sh(&format!(
+    cluster.sh(&format!(
         "chmod 755 .; cp -r {three} hidden.zarr; mv hidden.zarr/tas hidden.zarr/secret; chown -R {BOB} hidden.zarr; chmod 700 hidden.zarr; \
          mkdir -m 755 own.zarr; cp {three}/zarr.json own.zarr; cp -r {three}/tas own.zarr/private; cp -r {three}/tas own.zarr/open; \
          ln -s ../hidden.zarr/secret own.zarr/linked; chmod -R go+rX own.zarr; chmod 600 own.zarr/private/zarr.json; chown -hR {ALICE} own.zarr; \
          cp -r {three}/first own.zarr/others; chown -R {BOB} own.zarr/others; chmod 600 own.zarr/others/zarr.json"
     ));
-    sealed(&array);
+    sealed(&cluster);
     let none: [&str; 0] = [];
-    assert_eq!(find(&array, &["var = open"]), ["/own.zarr"]);
-    assert_eq!(find(&array, &["var = secret"]), ["/hidden.zarr"]);
-    let as_alice = |expression| find_as(&array, ALICE, expression, "").unwrap();
+    assert_eq!(find(&cluster, &["var = open"]), ["/own.zarr"]);
+    assert_eq!(find(&cluster, &["var = secret"]), ["/hidden.zarr"]);
+    let as_alice = |expression| find_as(&cluster, ALICE, expression, "").unwrap();
     assert_eq!(as_alice("var = open"), ["/own.zarr"]);
     for hidden in [
         "var = secret",
@@ -299,30 +309,32 @@ fn find_hides_parts_of_zarr_without_read_permission() {
     ] {
         assert_eq!(as_alice(hidden), none, "{hidden}");
     }
-    let as_bob = |expression| find_as(&array, BOB, expression, "").unwrap();
+    let as_bob = |expression| find_as(&cluster, BOB, expression, "").unwrap();
     assert_eq!(as_bob("var = open"), ["/own.zarr"]);
     assert_eq!(as_bob("var = secret"), ["/hidden.zarr"]);
-    // A user's own folder above another user's Zarr does not hide that.
-    array.sh(&format!("mkdir up; cp -r {three} up/below.zarr; mv up/below.zarr/tas up/below.zarr/mine; chown -R {BOB} up/below.zarr"));
-    sealed(&array);
-    assert_eq!(find(&array, &["var = mine"]), ["/up/below.zarr"]);
-    array.sh(&format!(
+    // A user's own directory above another user's Zarr does not hide that.
+    cluster.sh(&format!("mkdir up; cp -r {three} up/below.zarr; mv up/below.zarr/tas up/below.zarr/mine; chown -R {BOB} up/below.zarr"));
+    sealed(&cluster);
+    assert_eq!(find(&cluster, &["var = mine"]), ["/up/below.zarr"]);
+    cluster.sh(&format!(
         "cp {three}/zarr.json up; chown -R {ALICE} up/zarr.json"
     ));
-    sealed(&array);
-    let found = find(&array, &["var = mine"]);
+    sealed(&cluster);
+    let found = find(&cluster, &["var = mine"]);
     assert!(found.contains(&"/up/below.zarr".to_owned()), "{found:?}");
 }
 
 #[test]
 fn find_by_producing_job_and_kernel() {
-    let Some(array) = Array::start() else { return };
-    array.sh("mkdir raw; echo a b c > raw/text; echo d > raw/other");
-    let job = array.submit(
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("mkdir raw; echo a b c > raw/text; echo d > raw/other");
+    let job = cluster.submit(
         "workdir = \"/\"; name = \"counting\"; tasks = ({ name = \"words\"; kernel = \"wordcount\"; input = [ \"raw/text\" ]; output = [ \"n1\" ]; }, \
          { name = \"again\"; kernel = \"wordcount\"; input = [ \"n1\" ]; output = [ \"n2\" ]; });",
     );
-    array.done(job);
+    cluster.done(job);
     for (expression, expected) in [
         ("made-by = wordcount", &["/n1", "/n2"][..]),
         ("made-by = counting and not made-by = words", &["/n2"]),
@@ -331,17 +343,17 @@ fn find_by_producing_job_and_kernel() {
         ("from = /raw/other", &[]),
         ("made-by = nothing", &[]),
     ] {
-        assert_eq!(find(&array, &[expression]), expected, "{expression}");
+        assert_eq!(find(&cluster, &[expression]), expected, "{expression}");
     }
-    let refused = array.run(&["find", "from = /raw/texd"]);
+    let refused = cluster.run(&["find", "from = /raw/texd"]);
     assert!(
         !refused.ok && refused.err.contains("/raw/text"),
         "{}",
         refused.err
     );
     // Other users do not see the job that made a file; they see only a built-in kernel.
-    array.sh("chmod 755 .; chmod 644 n1 n2");
-    let as_bob = |expression| find_as(&array, BOB, expression, "").unwrap();
+    cluster.sh("chmod 755 .; chmod 644 n1 n2");
+    let as_bob = |expression| find_as(&cluster, BOB, expression, "").unwrap();
     let none: [&str; 0] = [];
     assert_eq!(as_bob("made-by = counting"), none);
     assert_eq!(as_bob("made-by = wordcount"), ["/n1", "/n2"]);
@@ -349,31 +361,35 @@ fn find_by_producing_job_and_kernel() {
 
 #[test]
 fn find_hides_files_without_read_or_list_permission() {
-    let Some(array) = Array::start() else { return };
-    array.sh(&format!(
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh(&format!(
         "chmod 755 .; mkdir open closed passed; cp {0} open/mine.nc; cp {0} open/all.nc; cp {0} closed/all.nc; cp {0} passed/all.nc; \
          chmod 644 */all.nc; chmod 600 open/mine.nc; chown {ALICE} open/mine.nc; chmod 700 closed; mkdir passed/below; cp {0} passed/below/all.nc; \
          chmod 711 passed; chmod 755 passed/below; chmod 644 passed/below/all.nc",
         fixture("climate.nc")
     ));
-    sealed(&array);
-    assert_eq!(find(&array, &["var = tas"]).len(), 5);
-    let found = |uid, under| find_as(&array, uid, "var = tas", under).unwrap();
+    sealed(&cluster);
+    assert_eq!(find(&cluster, &["var = tas"]).len(), 5);
+    let found = |uid, under| find_as(&cluster, uid, "var = tas", under).unwrap();
     assert_eq!(found(ALICE, ""), ["/open/mine.nc", "/open/all.nc"]);
     assert_eq!(found(BOB, ""), ["/open/all.nc"]);
-    // The user knows the name of a folder in a folder that may be entered but not listed.
+    // The user knows the name of a directory in a directory that may be entered but not listed.
     assert_eq!(found(BOB, "/passed/below"), ["/passed/below/all.nc"]);
     let none: [&str; 0] = [];
     assert_eq!(found(BOB, "/passed"), none);
-    let denied = find_as(&array, BOB, "var = tas", "/closed/x").unwrap_err();
+    let denied = find_as(&cluster, BOB, "var = tas", "/closed/x").unwrap_err();
     assert!(denied.contains("denied"), "{denied}");
-    let denied = find_as(&array, BOB, "from = /open/mine.nc", "").unwrap_err();
+    let denied = find_as(&cluster, BOB, "from = /open/mine.nc", "").unwrap_err();
     assert!(denied.contains("denied"), "{denied}");
 }
 
 #[test]
 fn find_errors_name_place_and_reason() {
-    let Some(array) = Array::start() else { return };
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
     for (args, part) in [
         (&["tas"][..], "after tas one of"),
         (&["lat < north"], "\n  lat < north\n        ^"),
@@ -383,13 +399,13 @@ fn find_errors_name_place_and_reason() {
             "no such file or directory",
         ),
     ] {
-        let said = array.run(&[&["find"], args].concat());
+        let said = cluster.run(&[&["find"], args].concat());
         assert!(
             !said.ok && said.err.contains(part),
             "{args:?}: {}",
             said.err
         );
     }
-    let refused = find_as(&array, BOB, "(", "").unwrap_err();
+    let refused = find_as(&cluster, BOB, "(", "").unwrap_err();
     assert!(refused.contains("at character 2"), "{refused}");
 }

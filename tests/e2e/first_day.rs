@@ -1,12 +1,12 @@
 //! Tests the first steps and the mistakes of a new user.
 
-use crate::array::{Array, Options, said};
+use crate::cluster::{Cluster, Options, said};
 use serde_json::Value;
 
-fn other_commands_mean_the_newest_too(array: &Array, newest: u64) {
+fn other_commands_mean_the_newest_too(cluster: &Cluster, newest: u64) {
     for command in ["explain", "report", "logs"] {
-        let of_newest = array.run(&[command]);
-        let of_it = array.run(&[command, &newest.to_string()]);
+        let of_newest = cluster.run(&[command]);
+        let of_it = cluster.run(&[command, &newest.to_string()]);
         assert!(of_newest.ok, "{command}: {}", of_newest.err);
         assert_eq!(of_newest.out, of_it.out, "{command}");
     }
@@ -14,30 +14,32 @@ fn other_commands_mean_the_newest_too(array: &Array, newest: u64) {
 
 #[test]
 fn newest_job_is_watched_and_ended_jobs_can_be_deleted() {
-    let Some(array) = Array::start() else { return };
-    let lost = array.run(&["watch"]);
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    let lost = cluster.run(&["watch"]);
     assert!(
         !lost.ok && lost.err.contains("tidemill submit"),
         "{}",
         lost.err
     );
-    array.sh("mkdir w; seq 100 > w/in");
+    cluster.sh("mkdir w; seq 100 > w/in");
     let script = |name: &str, kernel: &str| {
         format!(
             "name = \"{name}\"; workdir = \"/w\"; tasks = ({{ name = \"t\"; kernel = \"{kernel}\"; \
              input = [\"in\"]; output = [\"{name}.out\"]; }});"
         )
     };
-    let good = array.submit(&script("good", "gzip"));
-    array.done(good);
-    let bad = array.submit(&script("bad", "/bin/false"));
-    assert_eq!(array.ended(bad)["state"], "failed");
-    let newest = array.run(&["watch"]);
+    let good = cluster.submit(&script("good", "gzip"));
+    cluster.done(good);
+    let bad = cluster.submit(&script("bad", "/bin/false"));
+    assert_eq!(cluster.ended(bad)["state"], "failed");
+    let newest = cluster.run(&["watch"]);
     assert!(!newest.ok && newest.out.contains("bad"), "{}", newest.out);
-    other_commands_mean_the_newest_too(&array, bad);
+    other_commands_mean_the_newest_too(&cluster, bad);
 
     let listed = |args: &[&str]| -> Vec<u64> {
-        let jobs = array.json(&[&["jobs"], args].concat());
+        let jobs = cluster.json(&[&["jobs"], args].concat());
         let jobs = jobs.as_array().unwrap().iter();
         jobs.map(|job| job["job"].as_u64().unwrap()).collect()
     };
@@ -49,13 +51,13 @@ fn newest_job_is_watched_and_ended_jobs_can_be_deleted() {
     assert_eq!(listed(&["--name", "[g]ood"]), [0_u64; 0]);
 
     // A job that has not ended stays.
-    let waits = array.submit(&script("waits", "gzip").replace("\"in\"", "\"later\""));
-    let refused = array.run(&["jobs", "--delete", &waits.to_string()]);
+    let waits = cluster.submit(&script("waits", "gzip").replace("\"in\"", "\"later\""));
+    let refused = cluster.run(&["jobs", "--delete", &waits.to_string()]);
     assert!(refused.err.contains("tidemill cancel"), "{}", refused.err);
     // Of many concurrent deletions, one deletes the job, and the others report that it does not exist.
     let twins = std::thread::scope(|scope| {
         let delete = || {
-            let said = array.run(&["jobs", "--delete", "--json", &good.to_string()]);
+            let said = cluster.run(&["jobs", "--delete", "--json", &good.to_string()]);
             let says: serde_json::Value = serde_json::from_str(&said.out).unwrap();
             assert!(says.get("error").is_some() || said.ok, "{says}");
             says["deleted"].as_array().map_or(0, Vec::len)
@@ -66,24 +68,24 @@ fn newest_job_is_watched_and_ended_jobs_can_be_deleted() {
     });
     assert_eq!(twins, 1);
     assert!(
-        array
+        cluster
             .run(&["jobs", "--delete", "--older", "1d"])
             .out
             .contains("0 jobs")
     );
     assert_eq!(listed(&[]), [waits, bad]);
-    assert!(!array.run(&["jobs", &good.to_string()]).ok);
+    assert!(!cluster.run(&["jobs", &good.to_string()]).ok);
     // Its files and their lineage are unchanged, and its result is used again.
-    let lineage = array.run(&["lineage", "/w/good.out"]);
+    let lineage = cluster.run(&["lineage", "/w/good.out"]);
     assert!(
         lineage.ok && lineage.out.contains("gzip"),
         "{}{}",
         lineage.out,
         lineage.err
     );
-    let again = array.submit(&format!("replace = true; {}", script("good", "gzip")));
+    let again = cluster.submit(&format!("replace = true; {}", script("good", "gzip")));
     assert_eq!(
-        array.done(again)["tasks"][0]["reused_task"].as_u64(),
+        cluster.done(again)["tasks"][0]["reused_task"].as_u64(),
         Some(1)
     );
 }
@@ -94,22 +96,24 @@ fn nodes_on_one_disk_count_it_once() {
         nodes: 3,
         ..Options::default()
     };
-    let Some(array) = Array::with(options) else {
+    let Some(cluster) = Cluster::with(options) else {
         return;
     };
-    let disk = rustix::fs::statvfs(array.node_folder(0)).unwrap();
+    let disk = rustix::fs::statvfs(cluster.node_directory(0)).unwrap();
     let disk = disk.f_blocks * disk.f_frsize;
-    let mounted = rustix::fs::statvfs(array.at("")).unwrap();
+    let mounted = rustix::fs::statvfs(cluster.at("")).unwrap();
     assert_eq!(mounted.f_blocks * mounted.f_frsize / disk, 1);
     assert_eq!(
-        array.json(&["status"])["capacity_bytes"].as_u64(),
+        cluster.json(&["status"])["capacity_bytes"].as_u64(),
         Some(disk)
     );
 }
 
 #[test]
 fn failure_with_json_flag_prints_json() {
-    let Some(array) = Array::start() else { return };
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
     for args in [
         &["jobs", "99"][..],
         &["jbos"],
@@ -117,7 +121,14 @@ fn failure_with_json_flag_prints_json() {
         &["put", "/no/such/file", "/"],
         &["status", "--no-such-flag"],
     ] {
-        let failed = said(array.tidemill().arg("--json").args(args).output().unwrap());
+        let failed = said(
+            cluster
+                .tidemill()
+                .arg("--json")
+                .args(args)
+                .output()
+                .unwrap(),
+        );
         assert!(!failed.ok, "{args:?}");
         let json: Value = serde_json::from_str(&failed.out).unwrap();
         assert!(!json["error"].as_str().unwrap().is_empty(), "{args:?}");
@@ -220,9 +231,11 @@ const MISTAKES: &[(&[&str], &[&str])] = &[
 /// Each error message names the mistake, its place and the remedy.
 #[test]
 fn mistakes_are_reported_with_cause_place_and_remedy() {
-    let Some(array) = Array::start() else { return };
-    array.sh("mkdir w; echo x > w/data; echo 'name = ;' > w/bad.conf");
-    let local = array.path("local");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("mkdir w; echo x > w/data; echo 'name = ;' > w/bad.conf");
+    let local = cluster.path("local");
     std::fs::write(&local, "x").unwrap();
     let local = local.to_str().unwrap();
     assert!(MISTAKES.len() >= 30);
@@ -232,7 +245,7 @@ fn mistakes_are_reported_with_cause_place_and_remedy() {
             .iter()
             .map(|&arg| if arg == LOCAL { local } else { arg })
             .collect();
-        let told = array.run(&args);
+        let told = cluster.run(&args);
         let twice = told.err.matches("os error 2").count() > 1;
         let panics = told.err.contains("panicked") || told.err.contains("inode ");
         if told.ok || twice || panics || !parts.iter().all(|part| told.err.contains(part)) {
@@ -240,7 +253,7 @@ fn mistakes_are_reported_with_cause_place_and_remedy() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    let mounted = array.at("w/data");
-    let told = array.run(&["cat", mounted.to_str().unwrap()]);
+    let mounted = cluster.at("w/data");
+    let told = cluster.run(&["cat", mounted.to_str().unwrap()]);
     assert!(told.err.contains("the name is /w/data"), "{}", told.err);
 }

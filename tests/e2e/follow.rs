@@ -1,13 +1,13 @@
 //! Tests `cat --wait`: files that are read while they are written.
 
-use crate::array::{Array, Options, OtherMount, wait};
+use crate::cluster::{Cluster, Options, OtherMount, wait};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt as _;
 use std::process::{Child, Command, Stdio};
 
 /// Starts `tidemill cat --wait PATH`, with its output in a pipe.
-fn follow(array: &Array, path: &str) -> Child {
-    let mut command = array.tidemill();
+fn follow(cluster: &Cluster, path: &str) -> Child {
+    let mut command = cluster.tidemill();
     command.args(["cat", "--wait", path]);
     let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
     piped.spawn().unwrap()
@@ -40,70 +40,70 @@ fn end(reader: Child) -> (String, bool, String) {
 /// file is closed, and reports if the bytes that it got differ from the final file.
 #[test]
 fn follow_reads_file_while_it_is_written() {
-    let Some(mut array) = Array::start() else {
+    let Some(mut cluster) = Cluster::start() else {
         return;
     };
-    let path = array.at("f");
+    let path = cluster.at("f");
     let mut file = std::fs::File::create(&path).unwrap();
     file.write_all(b"one\n").unwrap();
-    let mut reader = follow(&array, "/f");
+    let mut reader = follow(&cluster, "/f");
     next(&mut reader, "one\n");
     // Like on any other host: over HTTP, and by another user with read permission.
     file.write_all(b"two\n").unwrap();
     next(&mut reader, "two\n");
-    array.kill_server();
-    array.kill_node(0);
-    array.kill_node(1);
+    cluster.kill_server();
+    cluster.kill_node(0);
+    cluster.kill_node(1);
     file.write_all(b"three\n").unwrap();
-    array.start_server();
-    array.start_node(0);
-    array.start_node(1);
+    cluster.start_server();
+    cluster.start_node(0);
+    cluster.start_node(1);
     next(&mut reader, "three\n");
     file.write_all(&[b'x'; 3 << 20]).unwrap();
     drop(file);
     let (rest, ok, complaint) = end(reader);
     assert!(ok && rest.len() == 3 << 20, "{} {complaint}", rest.len());
     // For a file without a writer, the output equals that of `cat`.
-    let closed = array.run(&["cat", "--wait", "/f"]);
+    let closed = cluster.run(&["cat", "--wait", "/f"]);
     assert_eq!(closed.out.len(), 14 + (3 << 20));
     // A new version is read from its start.
     let mut file = std::fs::File::create(&path).unwrap();
     file.write_all(b"new").unwrap();
-    let mut reader = follow(&array, "/f");
+    let mut reader = follow(&cluster, "/f");
     next(&mut reader, "new");
     drop(file);
     assert!(end(reader).1);
 
     // A writer that overwrites earlier bytes makes another file: this is reported.
-    let mut file = std::fs::File::create(array.at("back")).unwrap();
+    let mut file = std::fs::File::create(cluster.at("back")).unwrap();
     file.write_all(b"head body").unwrap();
-    let mut reader = follow(&array, "/back");
+    let mut reader = follow(&cluster, "/back");
     next(&mut reader, "head body");
     std::os::unix::fs::FileExt::write_all_at(&file, b"HEAD", 0).unwrap();
     drop(file);
     let (_, ok, complaint) = end(reader);
     assert!(!ok && complaint.contains("went back"), "{complaint}");
-    assert_eq!(array.run(&["cat", "--wait", "/back"]).out, "HEAD body");
+    assert_eq!(cluster.run(&["cat", "--wait", "/back"]).out, "HEAD body");
 
     // A user without read permission gets no bytes.
-    array.sh("echo secret > secret; chmod 600 secret");
+    cluster.sh("echo secret > secret; chmod 600 secret");
     let mut file = std::fs::File::options()
         .append(true)
-        .open(array.at("secret"))
+        .open(cluster.at("secret"))
         .unwrap();
     file.write_all(b"more").unwrap();
-    let foreign = array.try_sh(&format!(
+    let foreign = cluster.try_sh(&format!(
         "setpriv --reuid 65534 --regid 65534 --clear-groups {:?} cat --wait /secret",
-        array.tidemill()
+        cluster.tidemill()
     ));
     assert!(!foreign.ok && foreign.out.is_empty(), "{}", foreign.out);
-    assert!(!array.run(&["cat", "--wait", "/nothing"]).ok);
+    assert!(!cluster.run(&["cat", "--wait", "/nothing"]).ok);
 }
 
 /// The writer's mount dies, or the file is removed: the reader gets an error or the remaining bytes.
 #[test]
 fn follow_never_waits_for_dead_writers() {
-    let Some(mut array) = Array::with(Options {
+    let Some(mut cluster) = Cluster::with(Options {
         remote: true,
         ..Options::default()
     }) else {
@@ -112,7 +112,7 @@ fn follow_never_waits_for_dead_writers() {
     // A separate process writes, so that the end of the mount affects no descriptor of this process.
     let script = format!(
         "exec > '{}'; printf kept; sync /dev/fd/1; read x",
-        array.at("f").display()
+        cluster.at("f").display()
     );
     let mut writer = Command::new("bash");
     let mut writer = writer
@@ -120,22 +120,22 @@ fn follow_never_waits_for_dead_writers() {
         .stdin(Stdio::piped())
         .spawn()
         .unwrap();
-    wait("it is begun", || array.run(&["ls", "/f"]).ok);
-    let mut reader = follow(&array, "/f");
+    wait("it is begun", || cluster.run(&["ls", "/f"]).ok);
+    let mut reader = follow(&cluster, "/f");
     next(&mut reader, "kept");
-    array.kill_mount();
+    cluster.kill_mount();
     let (rest, ok, complaint) = end(reader);
     assert!(ok && rest.is_empty(), "{rest} {complaint}");
     writer.kill().unwrap();
     writer.wait().unwrap();
-    assert_eq!(array.run(&["cat", "/f"]).out, "kept");
-    array.start_mount();
+    assert_eq!(cluster.run(&["cat", "/f"]).out, "kept");
+    cluster.start_mount();
 
-    let file = std::fs::File::create(array.at("gone")).unwrap();
+    let file = std::fs::File::create(cluster.at("gone")).unwrap();
     (&file).write_all(b"gone").unwrap();
-    let mut reader = follow(&array, "/gone");
+    let mut reader = follow(&cluster, "/gone");
     next(&mut reader, "gone");
-    array.sh("rm gone");
+    cluster.sh("rm gone");
     drop(file);
     let (_, ok, complaint) = end(reader);
     assert!(!ok && !complaint.is_empty(), "{complaint}");
@@ -158,42 +158,42 @@ fn is_told_to_end(mut reader: Child) {
 }
 
 /// Checks a mount on which a program has the previous version open: a read that would wait gets an error until that version is closed.
-fn before_is_open(array: &Array, other: &OtherMount) {
-    array.sh("echo before > w/held");
+fn before_is_open(cluster: &Cluster, other: &OtherMount) {
+    cluster.sh("echo before > w/held");
     let held = other.path.join("w/held").display().to_string();
     wait("it is there", || {
         std::fs::read(&held).is_ok_and(|read| read == b"before\n")
     });
     let before = std::fs::File::open(&held).unwrap();
-    let mut again = std::fs::File::create(array.at("w/held")).unwrap();
+    let mut again = std::fs::File::create(cluster.at("w/held")).unwrap();
     again.write_all(b"after").unwrap();
     again.sync_all().unwrap();
     let busy = || {
-        array
+        cluster
             .try_sh(&format!("timeout 20 head -c 5 {held}"))
             .err
             .contains("busy")
     };
     wait("it is told that another version is open", busy);
     drop(before);
-    let followed = || array.try_sh(&format!("timeout 20 head -c 5 {held}")).out == "after";
+    let followed = || cluster.try_sh(&format!("timeout 20 head -c 5 {held}")).out == "after";
     wait("it is followed", followed);
     drop(again);
 }
 
-/// Reads of any program wait at the end of the written bytes if the file or its folder has the attribute: until more
+/// Reads of any program wait at the end of the written bytes if the file or its directory has the attribute: until more
 /// bytes appear, until the close, or until the program gets a signal. No other program waits with them.
 #[test]
 fn reads_on_another_mount_wait_for_bytes_still_to_be_written() {
-    let Some(mut array) = Array::start() else {
+    let Some(mut cluster) = Cluster::start() else {
         return;
     };
-    array.sh("mkdir w v; echo other > w/other; setfattr -n user.tidemill.wait -v 1 w");
-    let said = array.try_sh("setfattr -n user.tidemill.wait -v maybe w");
+    cluster.sh("mkdir w v; echo other > w/other; setfattr -n user.tidemill.wait -v 1 w");
+    let said = cluster.try_sh("setfattr -n user.tidemill.wait -v maybe w");
     assert!(!said.ok, "a value that says nothing is refused");
-    let other = OtherMount::start(&array, "b");
+    let other = OtherMount::start(&cluster, "b");
     let there = |path: &str| other.path.join(path).display().to_string();
-    let mut file = std::fs::File::create(array.at("w/f")).unwrap();
+    let mut file = std::fs::File::create(cluster.at("w/f")).unwrap();
     file.write_all(b"one\n").unwrap();
     file.sync_all().unwrap();
     let mut reader = program(&format!("exec cat {}", there("w/f")));
@@ -212,13 +212,13 @@ fn reads_on_another_mount_wait_for_bytes_still_to_be_written() {
     next(&mut piece, "two\n");
     assert!(end(piece).1);
     next(&mut reader, "two\n");
-    array.kill_server();
+    cluster.kill_server();
     for node in 0..2 {
-        array.kill_node(node);
+        cluster.kill_node(node);
     }
-    array.start_server();
+    cluster.start_server();
     for node in 0..2 {
-        array.start_node(node);
+        cluster.start_node(node);
     }
     file.write_all(b"three\n").unwrap();
     file.sync_all().unwrap();
@@ -229,19 +229,19 @@ fn reads_on_another_mount_wait_for_bytes_still_to_be_written() {
     assert!(ok && rest.is_empty(), "{rest} {complaint}");
 
     // Without the attribute, a read returns the sealed content.
-    let open = std::fs::File::create(array.at("v/f")).unwrap();
+    let open = std::fs::File::create(cluster.at("v/f")).unwrap();
     (&open).write_all(b"open").unwrap();
     assert_eq!(end(program(&format!("cat {}", there("v/f")))).0, "");
 
-    before_is_open(&array, &other);
+    before_is_open(&cluster, &other);
 
     // If its writer aborts it, readers get an error. If its writer's mount dies, the written bytes are the file.
-    let gone = std::fs::File::create(array.at("w/gone")).unwrap();
+    let gone = std::fs::File::create(cluster.at("w/gone")).unwrap();
     (&gone).write_all(b"gone").unwrap();
     gone.sync_all().unwrap();
     let mut reader = program(&format!("exec cat {}", there("w/gone")));
     next(&mut reader, "gone");
-    array.sh("rm w/gone");
+    cluster.sh("rm w/gone");
     drop(gone);
     let (_, ok, complaint) = end(reader);
     assert!(!ok && !complaint.is_empty(), "{complaint}");
@@ -252,8 +252,8 @@ fn reads_on_another_mount_wait_for_bytes_still_to_be_written() {
     let mut writer = Command::new("bash");
     let writer = writer.args(["-c", &script]).stdin(Stdio::piped());
     let mut writer = writer.spawn().unwrap();
-    wait("it is begun", || array.run(&["ls", "/w/kept"]).ok);
-    let mut reader = program(&format!("exec cat {}", array.at("w/kept").display()));
+    wait("it is begun", || cluster.run(&["ls", "/w/kept"]).ok);
+    let mut reader = program(&format!("exec cat {}", cluster.at("w/kept").display()));
     next(&mut reader, "kept");
     other.signal(rustix::process::Signal::KILL);
     let (rest, ok, complaint) = end(reader);
@@ -267,18 +267,18 @@ fn reads_on_another_mount_wait_for_bytes_still_to_be_written() {
 /// and reports the bytes that nobody wrote.
 #[test]
 fn follow_reads_file_of_several_mounts_while_they_write_it() {
-    let Some(mut array) = Array::start() else {
+    let Some(mut cluster) = Cluster::start() else {
         return;
     };
-    array.sh("mkdir w; setfattr -n user.tidemill.wait -v 1 w");
+    cluster.sh("mkdir w; setfattr -n user.tidemill.wait -v 1 w");
     let (second, third) = (
-        OtherMount::start(&array, "b"),
-        OtherMount::start(&array, "c"),
+        OtherMount::start(&cluster, "b"),
+        OtherMount::start(&cluster, "c"),
     );
-    let one = std::fs::File::create(array.at("w/f")).unwrap();
+    let one = std::fs::File::create(cluster.at("w/f")).unwrap();
     one.write_all_at(b"one ", 0).unwrap();
     // They start while it has one writer.
-    let mut reader = follow(&array, "/w/f");
+    let mut reader = follow(&cluster, "/w/f");
     next(&mut reader, "one ");
     let path = third.path.join("w/f");
     let mut waiting = program(&format!("exec cat {}", path.display()));
@@ -292,13 +292,13 @@ fn follow_reads_file_of_several_mounts_while_they_write_it() {
     one.write_all_at(b"two ", 4).unwrap();
     next(&mut reader, "two three ");
     next(&mut waiting, "two three ");
-    array.kill_server();
-    array.kill_node(0);
-    array.kill_node(1);
+    cluster.kill_server();
+    cluster.kill_node(0);
+    cluster.kill_node(1);
     other.write_all_at(b"four ", 14).unwrap();
-    array.start_server();
-    array.start_node(0);
-    array.start_node(1);
+    cluster.start_server();
+    cluster.start_node(0);
+    cluster.start_node(1);
     next(&mut reader, "four ");
     next(&mut waiting, "four ");
     one.write_all_at(b"end", 9000).unwrap();
@@ -313,7 +313,7 @@ fn follow_reads_file_of_several_mounts_while_they_write_it() {
     assert!(complaint.contains("bytes 24 to 8999"), "{complaint}");
     let (rest, ok, complaint) = end(waiting);
     assert!(ok && rest == whole, "{} {complaint}", rest.len());
-    let now = std::fs::read(array.at("w/f")).unwrap();
+    let now = std::fs::read(cluster.at("w/f")).unwrap();
     assert!(now.starts_with(b"one two three four five \0") && now.ends_with(b"\0end"));
 }
 
@@ -321,22 +321,22 @@ fn follow_reads_file_of_several_mounts_while_they_write_it() {
 /// reader gets these bytes in another place.
 #[test]
 fn follow_returns_correct_bytes_when_second_writer_joins() {
-    let Some(array) = Array::start() else {
+    let Some(cluster) = Cluster::start() else {
         return;
     };
-    array.sh("mkdir w; setfattr -n user.tidemill.wait -v 1 w");
+    cluster.sh("mkdir w; setfattr -n user.tidemill.wait -v 1 w");
     let (second, third) = (
-        OtherMount::start(&array, "b"),
-        OtherMount::start(&array, "c"),
+        OtherMount::start(&cluster, "b"),
+        OtherMount::start(&cluster, "c"),
     );
     let (head, first) = (4 << 20, 64 << 10);
-    let one = std::fs::File::create(array.at("w/f")).unwrap();
+    let one = std::fs::File::create(cluster.at("w/f")).unwrap();
     one.write_all_at(&vec![b'a'; head], 0).unwrap();
     one.sync_all().unwrap();
     // They have started, and wait until this test reads their output.
     let path = second.path.join("w/f");
     let mut readers = [
-        follow(&array, "/w/f"),
+        follow(&cluster, "/w/f"),
         program(&format!("exec cat {}", path.display())),
     ];
     for reader in &mut readers {
@@ -365,12 +365,12 @@ fn follow_returns_correct_bytes_when_second_writer_joins() {
 /// bytes once more are not.
 #[test]
 fn follow_reports_overwrites_by_several_mounts() {
-    let Some(array) = Array::start() else {
+    let Some(cluster) = Cluster::start() else {
         return;
     };
-    let second = OtherMount::start(&array, "b");
+    let second = OtherMount::start(&cluster, "b");
     let both = |name: &str| {
-        let one = std::fs::File::create(array.at(name)).unwrap();
+        let one = std::fs::File::create(cluster.at(name)).unwrap();
         one.write_all_at(b"head ", 0).unwrap();
         let mut other = std::fs::File::options();
         let other = other.write(true).open(second.path.join(name)).unwrap();
@@ -379,7 +379,7 @@ fn follow_reports_overwrites_by_several_mounts() {
     };
     for (now, good) in [(b"HEAD ", false), (b"head ", true)] {
         let (one, other) = both("f");
-        let mut reader = follow(&array, "/f");
+        let mut reader = follow(&cluster, "/f");
         next(&mut reader, "head body");
         other.write_all_at(now, 0).unwrap();
         drop((one, other));
@@ -388,19 +388,19 @@ fn follow_reports_overwrites_by_several_mounts() {
         assert!(good || complaint.contains("went back"), "{complaint}");
     }
     let (one, other) = both("gone");
-    let mut reader = follow(&array, "/gone");
+    let mut reader = follow(&cluster, "/gone");
     next(&mut reader, "head body");
-    array.sh("rm gone");
+    cluster.sh("rm gone");
     drop((one, other));
     let (_, ok, complaint) = end(reader);
     assert!(!ok && !complaint.is_empty(), "{complaint}");
 
     // A user without read permission gets no bytes.
-    array.sh("touch secret; chmod 600 secret");
+    cluster.sh("touch secret; chmod 600 secret");
     let (_one, _other) = both("secret");
-    let foreign = array.try_sh(&format!(
+    let foreign = cluster.try_sh(&format!(
         "timeout 20 setpriv --reuid 65534 --regid 65534 --clear-groups {:?} cat --wait /secret",
-        array.tidemill()
+        cluster.tidemill()
     ));
     assert!(!foreign.ok && foreign.out.is_empty(), "{}", foreign.out);
 }
@@ -409,13 +409,13 @@ fn follow_reports_overwrites_by_several_mounts() {
 /// node.
 #[test]
 fn follow_waits_for_offline_nodes_of_its_file() {
-    let Some(mut array) = Array::start() else {
+    let Some(mut cluster) = Cluster::start() else {
         return;
     };
-    let second = OtherMount::start(&array, "b");
-    array.sh("setfattr -n user.tidemill.wait -v 1 .");
+    let second = OtherMount::start(&cluster, "b");
+    cluster.sh("setfattr -n user.tidemill.wait -v 1 .");
     for together in [false, true] {
-        let one = std::fs::File::create(array.at("f")).unwrap();
+        let one = std::fs::File::create(cluster.at("f")).unwrap();
         one.write_all_at(b"begun ", 0).unwrap();
         let path = second.path.join("f");
         let other = together.then(|| {
@@ -424,7 +424,7 @@ fn follow_waits_for_offline_nodes_of_its_file() {
             other
         });
         one.sync_all().unwrap();
-        let mut reader = follow(&array, "/f");
+        let mut reader = follow(&cluster, "/f");
         let begun = if together { "begun there " } else { "begun " };
         next(&mut reader, begun);
         let reader_pid = rustix::process::Pid::from_child(&reader);
@@ -433,21 +433,21 @@ fn follow_waits_for_offline_nodes_of_its_file() {
         one.write_all_at(b"end", 12).unwrap();
         drop((one, other));
         wait("it is closed", || {
-            array.run(&["cat", "/f"]).out.ends_with("end")
+            cluster.run(&["cat", "/f"]).out.ends_with("end")
         });
-        array.kill_node(0);
-        array.kill_node(1);
+        cluster.kill_node(0);
+        cluster.kill_node(1);
         wait("the nodes are known to be away", || {
-            !array.run(&["cat", "/f"]).ok
+            !cluster.run(&["cat", "/f"]).ok
         });
         signal(rustix::process::Signal::CONT);
         std::thread::sleep(std::time::Duration::from_secs(2));
         assert!(reader.try_wait().unwrap().is_none(), "it waits");
-        array.start_node(0);
-        array.start_node(1);
+        cluster.start_node(0);
+        cluster.start_node(1);
         let (rest, ok, complaint) = end(reader);
         let expected = if together { "end" } else { "\0\0\0\0\0\0end" };
         assert!(ok && rest == expected, "{rest} {complaint}");
-        array.sh("rm f");
+        cluster.sh("rm f");
     }
 }

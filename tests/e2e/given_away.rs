@@ -1,6 +1,6 @@
 //! Tests files that are stored after programs have closed them: `tidemill preload --async`.
 
-use crate::array::{Array, Options, Said, wait};
+use crate::cluster::{Cluster, Options, Said, wait};
 use crate::preload::Programs;
 use rustix::process::Signal;
 use std::fs::File;
@@ -10,12 +10,12 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 const MIB: usize = 1 << 20;
 
-fn start() -> Option<Array> {
+fn start() -> Option<Cluster> {
     with_capacity(None)
 }
 
-fn with_capacity(capacity: Option<&'static str>) -> Option<Array> {
-    Array::with(Options {
+fn with_capacity(capacity: Option<&'static str>) -> Option<Cluster> {
+    Cluster::with(Options {
         mount: false,
         nodes: 1,
         capacity,
@@ -89,7 +89,7 @@ impl Writer {
 
 /// Returns the files with bytes that are not stored yet.
 fn shelf(programs: &Programs) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(programs.folder.join("a")).into_iter();
+    let entries = std::fs::read_dir(programs.directory.join("a")).into_iter();
     let paths = entries.flatten().flatten().map(|entry| entry.path());
     paths.filter(|path| path.extension().is_none()).collect()
 }
@@ -109,21 +109,21 @@ fn not_stored(programs: &Programs, words: &[&str]) -> Said {
     said
 }
 
-fn cat(array: &Array, path: &str) -> String {
-    array.run(&["cat", path]).out
+fn cat(cluster: &Cluster, path: &str) -> String {
+    cluster.run(&["cat", path]).out
 }
 
 /// If no file is waiting to be stored, `wait` returns at once and no process stays.
 #[test]
 fn wait_returns_at_once_without_async_files() {
-    let Some(array) = start() else { return };
-    let programs = Programs::giving_away(&array, "p");
+    let Some(cluster) = start() else { return };
+    let programs = Programs::giving_away(&cluster, "p");
     let said = programs.try_wait();
     assert!(said.ok && said.out.is_empty(), "{}{}", said.out, said.err);
-    assert!(!programs.folder.exists(), "nobody was started");
+    assert!(!programs.directory.exists(), "nobody was started");
     // The started process inherits nothing from its starter.
     let mut command = programs.command();
-    let lock = array.path("lock");
+    let lock = cluster.path("lock");
     let held = File::create(&lock).unwrap();
     rustix::io::fcntl_setfd(&held, rustix::io::FdFlags::empty()).unwrap();
     assert!(command.arg("true").status().unwrap().success());
@@ -131,11 +131,11 @@ fn wait_returns_at_once_without_async_files() {
     assert!(!programs.has_open(&lock));
     programs.sh("echo text > f");
     stored(&programs);
-    assert_eq!(cat(&array, "/f"), "text\n");
-    let said = array.json(&[
+    assert_eq!(cat(&cluster, "/f"), "text\n");
+    let said = cluster.json(&[
         "preload",
-        "--folder",
-        programs.folder.to_str().unwrap(),
+        "--data-dir",
+        programs.directory.to_str().unwrap(),
         "--wait",
     ]);
     assert_eq!(said, serde_json::json!({ "failed": 0, "not_stored": [] }));
@@ -145,13 +145,13 @@ fn wait_returns_at_once_without_async_files() {
 /// a call that guarantees storage waits for it.
 #[test]
 fn async_close_returns_at_once_and_survives_the_program() {
-    let Some(mut array) = start() else { return };
-    let programs = Programs::giving_away(&array, "p");
+    let Some(mut cluster) = start() else { return };
+    let programs = Programs::giving_away(&cluster, "p");
     programs.sh("echo before > old");
     stored(&programs);
     let mut writer = Writer::of(&programs);
     writer.all(&["open old", "open new", "open cut"]);
-    array.kill_node(0);
+    cluster.kill_node(0);
     let new = format!("write new n {}", 5 * MIB);
     writer.all(&[
         &new,
@@ -171,15 +171,15 @@ fn async_close_returns_at_once_and_survives_the_program() {
         let process = command.args(["bash", "-c", &script]).spawn().unwrap();
         (script, process)
     });
-    array.start_node(0);
+    cluster.start_node(0);
     for (script, mut process) in waits {
         assert!(process.wait().unwrap().success(), "{script}");
     }
     stored(&programs);
     let (old, cut, moved) = (
-        cat(&array, "/old"),
-        cat(&array, "/cut"),
-        cat(&array, "/moved"),
+        cat(&cluster, "/old"),
+        cat(&cluster, "/cut"),
+        cat(&cluster, "/moved"),
     );
     assert_eq!((old.as_str(), cut.as_str()), ("before\naaa", "cc"));
     assert!(moved.len() == 5 * MIB && moved.bytes().all(|byte| byte == b'n'));
@@ -189,13 +189,13 @@ fn async_close_returns_at_once_and_survives_the_program() {
 /// that are still being written.
 #[test]
 fn async_closed_files_survive_kill_of_file_system() {
-    let Some(mut array) = start() else { return };
-    let programs = Programs::giving_away(&array, "p");
+    let Some(mut cluster) = start() else { return };
+    let programs = Programs::giving_away(&cluster, "p");
     programs.sh("echo before > old");
     stored(&programs);
     let mut writer = Writer::of(&programs);
     writer.all(&["open old", "open new", "open later"]);
-    array.kill_node(0);
+    cluster.kill_node(0);
     let new = format!("write new n {}", 3 * MIB);
     writer.all(&[
         &new,
@@ -206,7 +206,7 @@ fn async_closed_files_survive_kill_of_file_system() {
     ]);
     programs.signal(Signal::KILL);
     wait("it is dead", || writer.say("open none") == "ENOTCONN");
-    array.start_node(0);
+    cluster.start_node(0);
     // Any next program uses the next file system.
     assert_eq!(
         programs.sh("cat old; stat -c %s new"),
@@ -220,45 +220,45 @@ fn async_closed_files_survive_kill_of_file_system() {
     writer.all(&["write later y 1", "close later"]);
     stored(&programs);
     assert_eq!(
-        cat(&array, "/old") + &cat(&array, "/later"),
+        cat(&cluster, "/old") + &cat(&cluster, "/later"),
         "before\naaaxxxxxy"
     );
-    assert_eq!(cat(&array, "/new").len(), 3 * MIB);
+    assert_eq!(cat(&cluster, "/new").len(), 3 * MIB);
     // A waiting program starts one, too, which ends by itself.
     writer.all(&["open again"]);
-    array.kill_node(0);
+    cluster.kill_node(0);
     writer.all(&["write again z 4", "close again"]);
     programs.signal(Signal::KILL);
     writer.kill();
-    array.start_node(0);
+    cluster.start_node(0);
     stored(&programs);
-    assert_eq!(cat(&array, "/again"), "zzzz");
-    wait("it has ended", || !programs.folder.join("s").exists());
+    assert_eq!(cat(&cluster, "/again"), "zzzz");
+    wait("it has ended", || !programs.directory.join("s").exists());
 }
 
 /// A file that does not fit into the room is stored by its close, as without `--async`. A file that does not fit into
-/// the array is reported, kept and tried again.
+/// the cluster is reported, kept and tried again.
 #[test]
-fn full_room_and_full_array_lose_no_closed_files() {
-    let Some(array) = with_capacity(Some("64MiB")) else {
+fn full_room_and_full_cluster_lose_no_closed_files() {
+    let Some(cluster) = with_capacity(Some("64MiB")) else {
         return;
     };
-    let mut programs = Programs::giving_away(&array, "p");
+    let mut programs = Programs::giving_away(&cluster, "p");
     programs.add(&["--room", "1MiB"]);
     let mut writer = Writer::of(&programs);
     writer.all(&["open small", "open large"]);
-    array.signal_node(0, Signal::STOP);
+    cluster.signal_node(0, Signal::STOP);
     let large = format!("write large l {}", 3 * MIB);
     writer.all(&["write small s 9", "close small", &large]);
     writer.begin("close large");
     assert_eq!(programs.sh("stat -c %s large"), format!("{}\n", 3 * MIB));
-    array.signal_node(0, Signal::CONT);
+    cluster.signal_node(0, Signal::CONT);
     assert_eq!(writer.answer(), "done");
     // Except for this one, no node is full.
     stored(&programs);
     programs.sh("head -c 40M /dev/zero > filling");
     stored(&programs);
-    let wide = Programs::giving_away(&array, "wide");
+    let wide = Programs::giving_away(&cluster, "wide");
     wide.sh("head -c 30M /dev/zero | tr '\\0' w > full");
     let said = not_stored(&wide, &["/full", "space"]);
     assert!(
@@ -275,34 +275,37 @@ fn full_room_and_full_array_lose_no_closed_files() {
         format!("0\n{}\n", 30 * MIB)
     );
     stored(&wide);
-    assert_eq!(cat(&array, "/full").len(), 30 * MIB);
+    assert_eq!(cat(&cluster, "/full").len(), 30 * MIB);
 }
 
-/// A file that another program has written since keeps that content, and an array gets no file of another array. Both
+/// A file that another program has written since keeps that content, and a cluster gets no file of another cluster. Both
 /// cases are reported, and the bytes are kept.
 #[test]
 fn async_close_never_overwrites_newer_files_of_others() {
-    let (Some(mut array), Some(other)) = (start(), start()) else {
+    let (Some(mut cluster), Some(other)) = (start(), start()) else {
         return;
     };
-    let programs = Programs::giving_away(&array, "p");
+    let programs = Programs::giving_away(&cluster, "p");
     let mut writer = Writer::of(&programs);
     writer.all(&["open f"]);
-    array.kill_node(0);
+    cluster.kill_node(0);
     writer.all(&["write f m 4", "close f"]);
     programs.signal(Signal::KILL);
     writer.kill();
-    array.start_node(0);
+    cluster.start_node(0);
     let kept = shelf(&programs);
     assert_eq!(std::fs::read(&kept[0]).unwrap(), b"mmmm");
     let theirs = programs.of_other(&other);
-    not_stored(&theirs, &["/f", "another array", kept[0].to_str().unwrap()]);
+    not_stored(
+        &theirs,
+        &["/f", "another cluster", kept[0].to_str().unwrap()],
+    );
     assert_eq!(other.run(&["ls", "/"]).out, "kernels\n");
-    wait("it has ended", || !programs.folder.join("s").exists());
-    let source = array.path("source");
+    wait("it has ended", || !programs.directory.join("s").exists());
+    let source = cluster.path("source");
     std::fs::write(&source, "theirs").unwrap();
     let put = ["put", source.to_str().unwrap(), "/f"];
-    wait("somebody else writes it", || array.run(&put).ok);
+    wait("somebody else writes it", || cluster.run(&put).ok);
     not_stored(
         &programs,
         &[
@@ -311,7 +314,7 @@ fn async_close_never_overwrites_newer_files_of_others() {
             kept[0].to_str().unwrap(),
         ],
     );
-    assert_eq!(cat(&array, "/f"), "theirs");
+    assert_eq!(cat(&cluster, "/f"), "theirs");
     assert_eq!(std::fs::read(&kept[0]).unwrap(), b"mmmm");
     std::fs::remove_file(&kept[0]).unwrap();
     stored(&programs);

@@ -1,49 +1,49 @@
 //! Tests hooks: kernels that run on new files, on the node of the burst tier that stores them. Semantics: docs/hooks.md.
 
-use crate::array::{Array, Options, wait};
+use crate::cluster::{Cluster, Options, wait};
 use serde_json::Value;
 use std::fs::File;
 use std::io::{Seek as _, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Starts an array with a node that stores, and node 1 of the burst tier.
-fn start(args: &[&str]) -> Option<Array> {
+/// Starts a cluster with a node that stores, and node 1 of the burst tier.
+fn start(args: &[&str]) -> Option<Cluster> {
     start_with(2, args)
 }
 
 /// Starts the same with nodes of `cores` cores.
-fn start_with(cores: u32, args: &[&str]) -> Option<Array> {
-    let mut array = Array::with(Options {
+fn start_with(cores: u32, args: &[&str]) -> Option<Cluster> {
+    let mut cluster = Cluster::with(Options {
         mount: false,
         nodes: 1,
         cores,
         ..Options::default()
     })?;
-    array.add_node(&[&["--tier", "burst"], args].concat());
-    array.start_mount();
-    Some(array)
+    cluster.add_node(&[&["--tier", "burst"], args].concat());
+    cluster.start_mount();
+    Some(cluster)
 }
 
-fn show(array: &Array, name: &str) -> Value {
-    let said = array.run(&["--json", "hook", "show", name]);
+fn show(cluster: &Cluster, name: &str) -> Value {
+    let said = cluster.run(&["--json", "hook", "show", name]);
     serde_json::from_str(&said.out).unwrap_or_default()
 }
 
 /// Adds a hook with these arguments of the command line.
-fn add(array: &Array, words: &str) -> Value {
-    let said = array.sh(&format!("{:?} --json hook add {words}", array.tidemill()));
+fn add(cluster: &Cluster, words: &str) -> Value {
+    let said = cluster.sh(&format!("{:?} --json hook add {words}", cluster.tidemill()));
     serde_json::from_str(&said).unwrap()
 }
 
 /// Returns the number of files of a hook in a state.
-fn count(array: &Array, name: &str, state: &str) -> u64 {
-    show(array, name)["firings"][state].as_u64().unwrap_or(0)
+fn count(cluster: &Cluster, name: &str, state: &str) -> u64 {
+    show(cluster, name)["firings"][state].as_u64().unwrap_or(0)
 }
 
 /// Returns the state of a round of a hook.
-fn round(array: &Array, name: &str, number: u64) -> String {
-    let hook = show(array, name);
+fn round(cluster: &Cluster, name: &str, number: u64) -> String {
+    let hook = show(cluster, name);
     let rounds = hook["hook"]["rounds"].as_array().cloned();
     let mut rounds = rounds.unwrap_or_default().into_iter();
     let found = rounds.find(|round| round["round"] == number);
@@ -53,18 +53,18 @@ fn round(array: &Array, name: &str, number: u64) -> String {
         .to_owned()
 }
 
-fn create(array: &Array, name: &str) -> File {
-    File::create(array.at(name)).unwrap()
+fn create(cluster: &Cluster, name: &str) -> File {
+    File::create(cluster.at(name)).unwrap()
 }
 
 /// Checks that lineage names the hook that deleted the files, and reports that they were mapped where they were written.
-fn lineage_tells(array: &Array) {
-    let told = array.run(&["lineage", "/run/all-1"]).out;
+fn lineage_tells(cluster: &Cluster) {
+    let told = cluster.run(&["lineage", "/run/all-1"]).out;
     assert!(
         told.contains("step-10.txt") && told.contains("dropped by hook words@1 after task"),
         "{told}"
     );
-    let runs = array.json(&["lineage", "/run/all-1"])["runs"].clone();
+    let runs = cluster.json(&["lineage", "/run/all-1"])["runs"].clone();
     let runs = runs.as_array().unwrap().iter();
     let maps = runs.filter(|run| run["kernel"].as_str().unwrap().contains("wordcount"));
     let nodes: Vec<_> = maps.map(|run| run["node"].as_u64()).collect();
@@ -76,69 +76,74 @@ fn lineage_tells(array: &Array) {
 /// another name stays under that name.
 #[test]
 fn mapped_files_are_deleted_and_results_reduced_in_order() {
-    let Some(mut array) = start(&[]) else {
+    let Some(mut cluster) = start(&[]) else {
         return;
     };
-    array.sh("mkdir run");
+    cluster.sh("mkdir run");
     let made = add(
-        &array,
+        &cluster,
         "'/run/step-*.txt' --map wordcount --reduce 'cat {inputs}' --output 'all-${round}' --keep results --group 4 --name words",
     );
     assert_eq!(
         (&made["workdir"], &made["hook"]["group"]),
         (&"/run".into(), &4.into())
     );
-    array.sh("cd run; seq 10 > step-10.txt; seq 2 > step-2.txt; seq 1 > step-1.txt");
-    array.kill_node(1);
-    array.kill_server();
-    array.start_server();
-    array.start_node(1);
-    array.wait_for_nodes(2);
-    array.sh("cd run; seq 3 > ../kept; ln ../kept step-30.txt");
+    cluster.sh("cd run; seq 10 > step-10.txt; seq 2 > step-2.txt; seq 1 > step-1.txt");
+    cluster.kill_node(1);
+    cluster.kill_server();
+    cluster.start_server();
+    cluster.start_node(1);
+    cluster.wait_for_nodes(2);
+    cluster.sh("cd run; seq 3 > ../kept; ln ../kept step-30.txt");
     wait("the round is reduced", || {
-        round(&array, "words", 1) == "done"
+        round(&cluster, "words", 1) == "done"
     });
-    assert_eq!(array.sh("cut -d' ' -f1 run/all-1"), "1\n2\n10\n3\n");
-    wait("the files are gone", || array.sh("ls run") == "all-1\n");
+    assert_eq!(cluster.sh("cut -d' ' -f1 run/all-1"), "1\n2\n10\n3\n");
+    wait("the files are gone", || cluster.sh("ls run") == "all-1\n");
     wait("what was reduced is gone, too", || {
-        array.sh("ls run/.words").is_empty()
+        cluster.sh("ls run/.words").is_empty()
     });
-    assert_eq!(array.sh("cat kept"), "1\n2\n3\n");
-    assert_eq!(show(&array, "words")["hook"]["dropped"], 4);
+    assert_eq!(cluster.sh("cat kept"), "1\n2\n3\n");
+    assert_eq!(show(&cluster, "words")["hook"]["dropped"], 4);
 
-    lineage_tells(&array);
+    lineage_tells(&cluster);
 
     // A round ends earlier on request; there is no round before the first file.
-    let none = array.run(&["hook", "end", "words"]);
+    let none = cluster.run(&["hook", "end", "words"]);
     assert!(none.err.contains("no file has come"), "{}", none.err);
-    array.sh("seq 7 > run/step-7.txt");
-    let ended = array.json(&["hook", "end", "words", "--wait"]);
+    cluster.sh("seq 7 > run/step-7.txt");
+    let ended = cluster.json(&["hook", "end", "words", "--wait"]);
     assert_eq!(
         (&ended["round"], &ended["state"]),
         (&2.into(), &"done".into()),
         "{ended}"
     );
-    assert_eq!(array.sh("cut -d' ' -f1 run/all-2"), "7\n");
-    assert!(array.run(&["hook", "list"]).out.contains("/run/step-*.txt"));
-    array.json(&["hook", "remove", "words"]);
-    array.sh("seq 2 > run/step-8.txt");
-    assert_eq!(array.json(&["hook", "list"]), serde_json::json!([]));
+    assert_eq!(cluster.sh("cut -d' ' -f1 run/all-2"), "7\n");
+    assert!(
+        cluster
+            .run(&["hook", "list"])
+            .out
+            .contains("/run/step-*.txt")
+    );
+    cluster.json(&["hook", "remove", "words"]);
+    cluster.sh("seq 2 > run/step-8.txt");
+    assert_eq!(cluster.json(&["hook", "list"]), serde_json::json!([]));
 
     // A file may stay, and is removed from the tier as soon as it is stored.
     add(
-        &array,
+        &cluster,
         "'/run/step-*.txt' --map wordcount --output 'w/${name}' --keep until-drained",
     );
-    array.sh("seq 6 > run/step-6.txt");
-    wait("it is mapped", || count(&array, "wordcount", "done") == 1);
-    array.run(&["drain", "/run", "--wait"]);
+    cluster.sh("seq 6 > run/step-6.txt");
+    wait("it is mapped", || count(&cluster, "wordcount", "done") == 1);
+    cluster.run(&["drain", "/run", "--wait"]);
     wait("it is stored, and in the tier no more", || {
-        let layout = array.json(&["layout", "/run/step-6.txt"]);
+        let layout = cluster.json(&["layout", "/run/step-6.txt"]);
         let copies = layout["parts"][0]["copies"].as_array().unwrap().clone();
         copies.len() == 1 && copies[0]["node"] == 0
     });
-    assert_eq!(array.sh("wc -l < run/step-6.txt"), "6\n");
-    let check = array.run(&["check"]);
+    assert_eq!(cluster.sh("wc -l < run/step-6.txt"), "6\n");
+    let check = cluster.run(&["check"]);
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
@@ -147,17 +152,17 @@ const FUNC: &str = "#include <stddef.h>\n#include <stdio.h>\n#include <unistd.h>
     sum = sum * 31 + ((unsigned char *)buf)[at];\n    dprintf(fd, \"%zu %lu\\n\", size, sum);\n}\n";
 
 /// Builds a kernel with the paper's function, a fold and a kernel that needs whole files.
-fn own_kernels(array: &Array) {
+fn own_kernels(cluster: &Cluster) {
     let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/kernels");
-    std::fs::write(array.path("func.c"), FUNC).unwrap();
+    std::fs::write(cluster.path("func.c"), FUNC).unwrap();
     for name in ["func", "range", "tail"] {
-        let source = array.path(&format!("{name}.c"));
+        let source = cluster.path(&format!("{name}.c"));
         if name != "func" {
             std::fs::copy(format!("{examples}/{name}.c"), &source).unwrap();
         }
-        array.run(&["kernel", "build", source.to_str().unwrap()]);
+        cluster.run(&["kernel", "build", source.to_str().unwrap()]);
         let built = source.with_extension("so");
-        std::fs::copy(built, array.at(&format!("lib/{name}.so"))).unwrap();
+        std::fs::copy(built, cluster.at(&format!("lib/{name}.so"))).unwrap();
     }
 }
 
@@ -173,11 +178,11 @@ fn numbers(range: std::ops::Range<u64>) -> Vec<u8> {
 /// or contained other bytes at the time of the read.
 #[test]
 fn map_during_write_equals_map_of_sealed_file() {
-    let Some(array) = start_with(8, &[]) else {
+    let Some(cluster) = start_with(8, &[]) else {
         return;
     };
-    array.sh("mkdir run lib");
-    own_kernels(&array);
+    cluster.sh("mkdir run lib");
+    own_kernels(&cluster);
     let kernels = [
         ("max", "max"),
         ("filter", "filter above=0.5"),
@@ -191,27 +196,27 @@ fn map_during_write_equals_map_of_sealed_file() {
     for (name, map) in kernels {
         for on in ["write", "seal"] {
             add(
-                &array,
+                &cluster,
                 &format!(
                     "'/run/*.f64' --map '{map}' --output '{name}/${{stem}}-{on}' --on {on} --name {name}-{on}"
                 ),
             );
         }
     }
-    let mut file = create(&array, "run/a.f64");
+    let mut file = create(&cluster, "run/a.f64");
     file.write_all(&numbers(0..500_000)).unwrap();
     // The second quarter is a hole at this time.
     file.seek(std::io::SeekFrom::Start(8_000_000)).unwrap();
     file.write_all(&numbers(1_000_000..1_300_000)).unwrap();
     wait("a map runs while the file is open", || {
-        count(&array, "max-write", "running") == 1
+        count(&cluster, "max-write", "running") == 1
     });
-    assert_eq!(count(&array, "max-seal", "done"), 0);
+    assert_eq!(count(&cluster, "max-seal", "done"), 0);
     file.seek(std::io::SeekFrom::Start(4_000_000)).unwrap();
     file.write_all(&numbers(500_000..1_000_000)).unwrap();
     drop(file);
     // The other file is only appended to.
-    let mut file = create(&array, "run/b.f64");
+    let mut file = create(&cluster, "run/b.f64");
     for part in 0..4 {
         file.write_all(&numbers(part * 200_000..(part + 1) * 200_000))
             .unwrap();
@@ -220,15 +225,15 @@ fn map_during_write_equals_map_of_sealed_file() {
     for (name, _) in kernels {
         for on in ["write", "seal"] {
             let name = format!("{name}-{on}");
-            wait(&name, || count(&array, &name, "done") == 2);
+            wait(&name, || count(&cluster, &name, "done") == 2);
         }
-        array.sh(&format!(
+        cluster.sh(&format!(
             "cd run/{name}; for f in a b; do test -s $f-seal; cmp $f-write $f-seal; done"
         ));
     }
-    assert_eq!(array.sh("wc -l < run/func/a-write"), "3\n");
+    assert_eq!(cluster.sh("wc -l < run/func/a-write"), "3\n");
     let max = (0..1_300_000).map(value).fold(f64::MIN, f64::max);
-    let found = array.sh("cat run/max/a-write");
+    let found = cluster.sh("cat run/max/a-write");
     assert_eq!(
         found.trim().parse::<f64>().unwrap().to_bits(),
         max.to_bits()
@@ -239,10 +244,10 @@ fn map_during_write_equals_map_of_sealed_file() {
 /// deleted.
 #[test]
 fn bad_kernels_fail_alone_and_unmapped_files_stay() {
-    let Some(array) = start(&[]) else {
+    let Some(cluster) = start(&[]) else {
         return;
     };
-    array.sh("mkdir run");
+    cluster.sh("mkdir run");
     for (name, map) in [
         ("crash", "/bin/sh -c \"kill -SEGV \\$\\$\""),
         ("hang", "/bin/sleep 1000"),
@@ -250,18 +255,18 @@ fn bad_kernels_fail_alone_and_unmapped_files_stay() {
     ] {
         let bounds = "--on write --time 3s --size 1MB";
         add(
-            &array,
+            &cluster,
             &format!(
                 "'/run/*.dat' --map '{map}' --output '{name}/${{name}}' --name {name} {bounds}"
             ),
         );
     }
     let reduced = "--map wordcount --output all --reduce 'cat {inputs}' --keep results";
-    add(&array, &format!("'/run/*.dat' {reduced} --name good"));
-    array.sh("seq 5 > run/a.dat");
+    add(&cluster, &format!("'/run/*.dat' {reduced} --name good"));
+    cluster.sh("seq 5 > run/a.dat");
     for name in ["crash", "hang", "endless"] {
-        wait(name, || count(&array, name, "failed") == 1);
-        let log = array.run(&["rule", "log", name]).out;
+        wait(name, || count(&cluster, name, "failed") == 1);
+        let log = cluster.run(&["rule", "log", name]).out;
         let why = match name {
             "crash" => "exit code 139",
             "hang" => "time limit",
@@ -270,70 +275,72 @@ fn bad_kernels_fail_alone_and_unmapped_files_stay() {
         assert!(log.contains(why), "{log}");
     }
     wait("the good one is not held up", || {
-        round(&array, "good", 1) == "done"
+        round(&cluster, "good", 1) == "done"
     });
     assert_eq!(
-        array.sh("cat run/a.dat | wc -l; cut -d' ' -f1 run/all"),
+        cluster.sh("cat run/a.dat | wc -l; cut -d' ' -f1 run/all"),
         "5\n5\n"
     );
     // One of the hooks that could not map the file is fixed, and the others are removed: then no hook needs the file any more.
     for name in ["hang", "endless"] {
-        array.json(&["hook", "remove", name]);
+        cluster.json(&["hook", "remove", name]);
     }
     add(
-        &array,
+        &cluster,
         "'/run/*.dat' --map wordcount --output 'mended/${name}' --name crash --replace",
     );
-    array.json(&["rule", "retry", "crash"]);
+    cluster.json(&["rule", "retry", "crash"]);
     wait("it is mapped by the mended hook, and goes", || {
-        !array.try_sh("test -e run/a.dat").ok
+        !cluster.try_sh("test -e run/a.dat").ok
     });
-    assert_eq!(array.sh("cut -d' ' -f1 run/mended/a.dat"), "5\n");
+    assert_eq!(cluster.sh("cut -d' ' -f1 run/mended/a.dat"), "5\n");
 }
 
 /// A round without one of its files has no result. It continues after the kernel is fixed.
 #[test]
 fn round_with_unmapped_file_fails_until_kernel_is_fixed() {
-    let Some(array) = start(&[]) else {
+    let Some(cluster) = start(&[]) else {
         return;
     };
-    array.sh("mkdir run");
+    cluster.sh("mkdir run");
     let half = |map: &str| {
         format!(
             "'/run/*.csv' --map '{map}' --output half --reduce 'cat {{inputs}}' --marker DONE --keep results --name half"
         )
     };
-    add(&array, &half("/bin/grep -v bad"));
-    array.sh("cd run; echo good > 1.csv; echo bad > 2.csv; touch DONE");
+    add(&cluster, &half("/bin/grep -v bad"));
+    cluster.sh("cd run; echo good > 1.csv; echo bad > 2.csv; touch DONE");
     wait("the round has failed", || {
-        round(&array, "half", 1) == "failed"
+        round(&cluster, "half", 1) == "failed"
     });
-    let said = array.run(&["hook", "show", "half"]).out;
+    let said = cluster.run(&["hook", "show", "half"]).out;
     assert!(said.contains("/run/2.csv was not mapped"), "{said}");
-    assert!(!array.try_sh("test -e run/half").ok);
+    assert!(!cluster.try_sh("test -e run/half").ok);
     wait("what was mapped is gone, and no other", || {
-        array.sh("ls run/*.csv") == "run/2.csv\n"
+        cluster.sh("ls run/*.csv") == "run/2.csv\n"
     });
-    add(&array, &(half("/bin/cat") + " --replace"));
-    array.json(&["rule", "retry", "half"]);
-    wait("the round is whole", || round(&array, "half", 1) == "done");
-    assert_eq!(array.sh("cat run/half"), "good\nbad\n");
+    add(&cluster, &(half("/bin/cat") + " --replace"));
+    cluster.json(&["rule", "retry", "half"]);
+    wait("the round is whole", || {
+        round(&cluster, "half", 1) == "done"
+    });
+    assert_eq!(cluster.sh("cat run/half"), "good\nbad\n");
 }
 
 /// Hooks read and delete files with the rights of their owner. Other users see nothing of them.
 #[test]
 fn hooks_have_only_the_rights_of_their_owner() {
-    let Some(array) = start(&[]) else {
+    let Some(cluster) = start(&[]) else {
         return;
     };
-    array.sh("mkdir -m 755 run; mkdir -m 777 out");
+    cluster.sh("mkdir -m 755 run; mkdir -m 777 out");
     add(
-        &array,
+        &cluster,
         "'/run/*.dat' --map wordcount --output '/out/root-${name}' --name roots",
     );
     let other = |args: &str| {
         let user = "setpriv --reuid 65534 --regid 65534 --clear-groups";
-        array.try_sh(&format!("{user} {:?} {args}", array.tidemill()))
+        cluster.try_sh(&format!("{user} {:?} {args}", cluster.tidemill()))
     };
     let mine = other(
         "hook add '/run/*.dat' --map wordcount --output '/out/${name}' --keep results --name mine",
@@ -349,19 +356,19 @@ fn hooks_have_only_the_rights_of_their_owner() {
     }
     let all = other("rule add --for-all /dev/null");
     assert!(!all.ok, "{}", all.out);
-    array.sh("umask 077; echo secret > run/secret.dat; umask 022; echo plain > run/plain.dat");
+    cluster.sh("umask 077; echo secret > run/secret.dat; umask 022; echo plain > run/plain.dat");
     wait("both have seen what they may", || {
-        count(&array, "roots", "done") == 2 && count(&array, "mine", "done") == 1
+        count(&cluster, "roots", "done") == 2 && count(&cluster, "mine", "done") == 1
     });
     // A user who may read a file need not be able to delete it.
     wait("it is said why it stays", || {
-        array
+        cluster
             .run(&["rule", "log", "mine"])
             .out
             .contains("the file stays: ")
     });
     assert_eq!(
-        array.sh("ls run | paste -sd,; ls out | paste -sd,"),
+        cluster.sh("ls run | paste -sd,; ls out | paste -sd,"),
         "plain.dat,secret.dat\nplain.dat,root-plain.dat,root-secret.dat\n"
     );
 }
@@ -370,35 +377,35 @@ fn hooks_have_only_the_rights_of_their_owner() {
 /// hook. The file returns such a text.
 #[test]
 fn hooks_file_accepts_text_of_the_paper() {
-    let Some(array) = start(&[]) else {
+    let Some(cluster) = start(&[]) else {
         return;
     };
-    array.sh("mkdir run");
+    cluster.sh("mkdir run");
     let text = "<run/*.dat>\n op: map\n lib_path: wordcount\n output: parts/${name}\n cache times: 1\n</run/*.dat>\n\
                 <run/*.dat>\n op: reduce\n lib_path: cat {inputs}\n output: all\n</run/*.dat>\n";
     std::fs::write(
-        array.at(".tidemill/hooks"),
+        cluster.at(".tidemill/hooks"),
         text.replace("op: map", "op: mop"),
     )
     .unwrap_err();
-    let error = array.sh("cat .tidemill/$(id -un)/last-error");
+    let error = cluster.sh("cat .tidemill/$(id -un)/last-error");
     assert!(error.contains("line 6") && error.contains("mop"), "{error}");
-    assert_eq!(array.json(&["hook", "list"]), serde_json::json!([]));
-    std::fs::write(array.at(".tidemill/hooks"), text).unwrap();
-    let listed = array.sh("cat .tidemill/hooks");
+    assert_eq!(cluster.json(&["hook", "list"]), serde_json::json!([]));
+    std::fs::write(cluster.at(".tidemill/hooks"), text).unwrap();
+    let listed = cluster.sh("cat .tidemill/hooks");
     assert!(
         listed.contains("</run/*.dat>\n") && listed.contains("cache times: 1"),
         "{listed}"
     );
-    array.sh("seq 4 > run/a.dat");
+    cluster.sh("seq 4 > run/a.dat");
     wait("the round is reduced", || {
-        round(&array, "wordcount", 1) == "done"
+        round(&cluster, "wordcount", 1) == "done"
     });
-    assert_eq!(array.sh("cut -d' ' -f1 run/all"), "4\n");
+    assert_eq!(cluster.sh("cut -d' ' -f1 run/all"), "4\n");
     // The listed text makes the same hook again.
-    array.json(&["hook", "remove", "wordcount"]);
-    std::fs::write(array.at(".tidemill/hooks"), &listed).unwrap();
-    assert_eq!(array.sh("cat .tidemill/hooks"), listed);
+    cluster.json(&["hook", "remove", "wordcount"]);
+    std::fs::write(cluster.at(".tidemill/hooks"), &listed).unwrap();
+    assert_eq!(cluster.sh("cat .tidemill/hooks"), listed);
 }
 
 /// Maps that can't keep up run after their files are closed, and the lag is reported. A hook that is replaced while
@@ -406,46 +413,52 @@ fn hooks_file_accepts_text_of_the_paper() {
 /// without a failure.
 #[test]
 fn lagging_maps_run_after_close_and_lose_nothing() {
-    let Some(mut array) = start(&["--capacity", "128MiB"]) else {
+    let Some(mut cluster) = start(&["--capacity", "128MiB"]) else {
         return;
     };
-    array.sh("mkdir run");
+    cluster.sh("mkdir run");
     let hook = |map: &str| {
         format!("'/run/*.dat' --map {map} --output 'sums/${{name}}' --on write --name sums")
     };
-    add(&array, &hook("/usr/bin/md5sum"));
+    add(&cluster, &hook("/usr/bin/md5sum"));
     let gone = add(
-        &array,
+        &cluster,
         "'/run/*.dat' --map wordcount --output 'w/${name}' --on write --name gone",
     );
-    let files = |name: &str| array.json(&["rule", "log", name]).as_array().unwrap().len();
-    let first = create(&array, "run/first.dat");
+    let files = |name: &str| {
+        cluster
+            .json(&["rule", "log", name])
+            .as_array()
+            .unwrap()
+            .len()
+    };
+    let first = create(&cluster, "run/first.dat");
     wait("it is begun", || files("sums") == 1);
-    array.json(&["hook", "remove", &gone["rule"].to_string()]);
+    cluster.json(&["hook", "remove", &gone["rule"].to_string()]);
     drop(first);
-    wait("it is mapped", || count(&array, "sums", "done") == 1);
-    array.json(&["rule", "pause", "sums"]);
-    array.sh("for i in $(seq 20); do head -c 8M /dev/urandom > run/$i.dat; done");
-    let behind = || show(&array, "sums")["hook"]["behind"].clone();
+    wait("it is mapped", || count(&cluster, "sums", "done") == 1);
+    cluster.json(&["rule", "pause", "sums"]);
+    cluster.sh("for i in $(seq 20); do head -c 8M /dev/urandom > run/$i.dat; done");
+    let behind = || show(&cluster, "sums")["hook"]["behind"].clone();
     wait("all are closed", || behind()["files"] == 20);
     assert_eq!(behind()["lags"], true);
-    assert_eq!(array.json(&["status"])["hooks_behind"][0]["name"], "sums");
-    assert!(array.run(&["status"]).out.contains("sums lags behind"));
+    assert_eq!(cluster.json(&["status"])["hooks_behind"][0]["name"], "sums");
+    assert!(cluster.run(&["status"]).out.contains("sums lags behind"));
     let begun = files("sums");
-    let late = create(&array, "run/late.dat");
-    array.sh("ls -l run");
+    let late = create(&cluster, "run/late.dat");
+    cluster.sh("ls -l run");
     assert_eq!(files("sums"), begun, "it comes when it is closed");
-    add(&array, &(hook("/usr/bin/sha256sum") + " --replace"));
-    array.json(&["rule", "resume", "sums"]);
-    array.kill_server();
-    array.kill_node(1);
-    array.start_server();
-    array.start_node(1);
-    array.wait_for_nodes(2);
+    add(&cluster, &(hook("/usr/bin/sha256sum") + " --replace"));
+    cluster.json(&["rule", "resume", "sums"]);
+    cluster.kill_server();
+    cluster.kill_node(1);
+    cluster.start_server();
+    cluster.start_node(1);
+    cluster.wait_for_nodes(2);
     drop(late);
-    wait("all are mapped", || count(&array, "sums", "done") == 22);
-    array.sh("cd run; for f in *.dat; do sha256sum < $f | cut -d' ' -f1; done > ../a; for f in *.dat; do cut -d' ' -f1 sums/$f; done > ../b");
-    let (first, rest) = (array.sh("cat a"), array.sh("cat b"));
+    wait("all are mapped", || count(&cluster, "sums", "done") == 22);
+    cluster.sh("cd run; for f in *.dat; do sha256sum < $f | cut -d' ' -f1; done > ../a; for f in *.dat; do cut -d' ' -f1 sums/$f; done > ../b");
+    let (first, rest) = (cluster.sh("cat a"), cluster.sh("cat b"));
     let same = first
         .lines()
         .zip(rest.lines())
@@ -453,8 +466,8 @@ fn lagging_maps_run_after_close_and_lose_nothing() {
         .count();
     // The previous definition of the hook started the first map.
     assert!(same >= 21 && rest.lines().count() == 22, "{first}\n{rest}");
-    assert_eq!(show(&array, "sums")["hook"]["behind"]["files"], 0);
-    let health = array.json(&["health"]);
+    assert_eq!(show(&cluster, "sums")["hook"]["behind"]["files"], 0);
+    let health = cluster.json(&["health"]);
     assert_eq!(health["lost"], 0, "{health}");
 }
 
@@ -462,46 +475,46 @@ fn lagging_maps_run_after_close_and_lose_nothing() {
 /// continue.
 #[test]
 fn maps_of_removed_hook_end_when_their_file_is_abandoned() {
-    let Some(array) = start(&[]) else { return };
-    array.sh("mkdir run");
+    let Some(cluster) = start(&[]) else { return };
+    cluster.sh("mkdir run");
     add(
-        &array,
+        &cluster,
         "'/run/*.dat' --map /usr/bin/md5sum --output 'sums/${name}' --on write --name sums",
     );
     let running = || {
-        let jobs = array.json(&["jobs"]);
+        let jobs = cluster.json(&["jobs"]);
         let jobs = jobs.as_array().unwrap().iter();
         jobs.filter(|job| job["state"] == "running").count()
     };
     // One after the other, so that each has a job of its own.
     let begin = |name: &str, jobs: usize| {
-        let mut file = create(&array, &format!("run/{name}.dat"));
+        let mut file = create(&cluster, &format!("run/{name}.dat"));
         file.write_all(b"begun").unwrap();
         wait("it is begun", || running() == jobs);
         file
     };
     let (given_up, stays) = (begin("given-up", 1), begin("stays", 2));
-    array.json(&["hook", "remove", "sums"]);
-    array.sh("rm run/given-up.dat");
+    cluster.json(&["hook", "remove", "sums"]);
+    cluster.sh("rm run/given-up.dat");
     drop(given_up);
     wait("nothing waits for what is gone", || running() == 1);
     drop(stays);
     wait("the other is mapped", || {
-        array.at("run/sums/stays.dat").exists()
+        cluster.at("run/sums/stays.dat").exists()
     });
     wait("all jobs have ended", || running() == 0);
-    assert!(array.run(&["check"]).ok);
+    assert!(cluster.run(&["check"]).ok);
 }
 
-/// Writes files in another folder on the same node, so that a new file is always open, until `end` is set.
-fn writes_on_and_on(array: &Array, end: &AtomicBool) {
-    let mut open = create(array, "other/0");
+/// Writes files in another directory on the same node, so that a new file is always open, until `end` is set.
+fn writes_on_and_on(cluster: &Cluster, end: &AtomicBool) {
+    let mut open = create(cluster, "other/0");
     for number in 1.. {
         if end.load(Ordering::Relaxed) {
             return;
         }
         open.write_all(&[7; 1 << 20]).unwrap();
-        let next = create(array, &format!("other/{}", number % 4));
+        let next = create(cluster, &format!("other/{}", number % 4));
         drop(std::mem::replace(&mut open, next));
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -519,10 +532,10 @@ impl Drop for Ends<'_> {
 /// never ends, next to kernels that use all resources or hang.
 #[test]
 fn maps_wait_for_end_of_burst_up_to_a_limit() {
-    let Some(array) = start(&[]) else {
+    let Some(cluster) = start(&[]) else {
         return;
     };
-    array.sh("mkdir run other");
+    cluster.sh("mkdir run other");
     for (name, map) in [
         ("burns", "/bin/sh -c \"while :; do :; done\""),
         ("hangs", "/bin/sleep 1000"),
@@ -532,37 +545,39 @@ fn maps_wait_for_end_of_burst_up_to_a_limit() {
         let words = format!(
             "'/run/*.f64' --map '{map}' --output '{name}/${{stem}}' --name {name} {bounds}"
         );
-        add(&array, &words);
+        add(&cluster, &words);
     }
     let end = AtomicBool::new(false);
     let files = std::thread::scope(|scope| {
-        scope.spawn(|| writes_on_and_on(&array, &end));
+        scope.spawn(|| writes_on_and_on(&cluster, &end));
         // The writer ends in any case.
         let _end = Ends(&end);
         let mut files = 0;
         wait("maps wait", || {
-            let file = array.at(&format!("run/{files}.f64"));
+            let file = cluster.at(&format!("run/{files}.f64"));
             std::fs::write(file, numbers(files..files + 9)).unwrap();
             files += 1;
-            let status = array.json(&["status"]);
+            let status = cluster.json(&["status"]);
             assert_eq!(status["burst_share"], 90);
             status["maps_held"].as_u64().unwrap() > 0
         });
-        wait("all are mapped", || count(&array, "good", "done") == files);
+        wait("all are mapped", || {
+            count(&cluster, "good", "done") == files
+        });
         for name in ["burns", "hangs"] {
-            wait("it has failed", || count(&array, name, "failed") == files);
+            wait("it has failed", || count(&cluster, name, "failed") == files);
         }
         files
     });
     for file in 0..files {
         let max = (file..file + 9).map(value).fold(f64::MIN, f64::max);
-        let found = array.sh(&format!("cat run/good/{file}"));
+        let found = cluster.sh(&format!("cat run/good/{file}"));
         assert_eq!(
             found.trim().parse::<f64>().unwrap().to_bits(),
             max.to_bits()
         );
     }
     wait("nothing waits", || {
-        array.json(&["status"])["maps_held"] == 0
+        cluster.json(&["status"])["maps_held"] == 0
     });
 }

@@ -1,6 +1,6 @@
 //! Tests files that tasks of a job exchange in memory.
 
-use crate::array::{Array, Options, wait};
+use crate::cluster::{Cluster, Options, wait};
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -15,14 +15,14 @@ fn options() -> Options {
     }
 }
 
-fn start() -> Option<Array> {
-    Array::with(options())
+fn start() -> Option<Cluster> {
+    Cluster::with(options())
 }
 
 /// Returns the size of a node's data in memory, and of its objects on the disk, in bytes.
-fn bytes(array: &Array) -> (u64, u64) {
-    fn all(folder: &Path) -> u64 {
-        let entries = std::fs::read_dir(folder).unwrap().flatten();
+fn bytes(cluster: &Cluster) -> (u64, u64) {
+    fn all(directory: &Path) -> u64 {
+        let entries = std::fs::read_dir(directory).unwrap().flatten();
         entries
             .map(|entry| match entry.metadata() {
                 Ok(metadata) if metadata.is_dir() => all(&entry.path()),
@@ -31,8 +31,11 @@ fn bytes(array: &Array) -> (u64, u64) {
             })
             .sum()
     }
-    let folder = array.node_folder(0);
-    (all(&folder.join("handed")), all(&folder.join("objects")))
+    let directory = cluster.node_directory(0);
+    (
+        all(&directory.join("handed")),
+        all(&directory.join("objects")),
+    )
 }
 
 fn job(middle: u64) -> String {
@@ -47,8 +50,8 @@ fn job(middle: u64) -> String {
     )
 }
 
-fn expected(array: &Array, middle: u64) -> String {
-    array.sh(&format!(
+fn expected(cluster: &Cluster, middle: u64) -> String {
+    cluster.sh(&format!(
         "(head -c {middle} /dev/zero | tr '\\0' m; echo go) | cksum"
     ))
 }
@@ -57,64 +60,66 @@ fn expected(array: &Array, middle: u64) -> String {
 /// is removed after its use.
 #[test]
 fn intermediate_stays_in_memory_until_used_and_is_recomputed() {
-    let Some(mut array) = start() else { return };
-    array.sh("mkdir w");
+    let Some(mut cluster) = start() else { return };
+    cluster.sh("mkdir w");
     let middle = 20 * MIB;
-    let id = array.submit(&job(middle));
-    wait("it was made and read once", || array.at("w/said").exists());
-    let (memory, disk) = bytes(&array);
+    let id = cluster.submit(&job(middle));
+    wait("it was made and read once", || {
+        cluster.at("w/said").exists()
+    });
+    let (memory, disk) = bytes(&cluster);
     assert!(memory == middle && disk < MIB, "{memory} {disk}");
     assert_eq!(
-        array.sh("head -c 5 w/middle; cat w/said w/kept"),
+        cluster.sh("head -c 5 w/middle; cat w/said w/kept"),
         format!("mmmmm{middle}\nmade\n")
     );
     // A kill loses no data.
-    array.kill_node(0);
-    array.start_node(0);
-    array.wait_for_nodes(1);
-    assert_eq!(bytes(&array).0, middle);
-    assert_eq!(array.sh("head -c 5 w/middle"), "mmmmm");
-    array.lose_handed(0);
-    array.start_node(0);
-    array.wait_for_nodes(1);
+    cluster.kill_node(0);
+    cluster.start_node(0);
+    cluster.wait_for_nodes(1);
+    assert_eq!(bytes(&cluster).0, middle);
+    assert_eq!(cluster.sh("head -c 5 w/middle"), "mmmmm");
+    cluster.lose_handed(0);
+    cluster.start_node(0);
+    cluster.wait_for_nodes(1);
     wait("what is lost is known", || {
-        let health = array.run(&["health", "--all"]);
-        health.out.contains("/w/middle") || !array.try_sh("cat w/middle > /dev/null").ok
+        let health = cluster.run(&["health", "--all"]);
+        health.out.contains("/w/middle") || !cluster.try_sh("cat w/middle > /dev/null").ok
     });
-    assert_eq!(array.sh("cat w/said w/kept"), format!("{middle}\nmade\n"));
-    array.sh("echo go > w/go");
-    let done = array.done(id);
+    assert_eq!(cluster.sh("cat w/said w/kept"), format!("{middle}\nmade\n"));
+    cluster.sh("echo go > w/go");
+    let done = cluster.done(id);
     let task = |name: &str| {
         let mut tasks = done["tasks"].as_array().unwrap().iter();
         tasks.find(|task| task["name"] == name).unwrap()
     };
-    assert_eq!(array.sh("cat w/out"), expected(&array, middle));
+    assert_eq!(cluster.sh("cat w/out"), expected(&cluster, middle));
     assert_eq!(task("make")["in_memory_bytes"], middle);
     assert_eq!(
         (&task("make")["handed_on"], &task("use")["handed_on"]),
         (&1.into(), &0.into())
     );
-    let report = array.json(&["report", &id.to_string()]);
+    let report = cluster.json(&["report", &id.to_string()]);
     assert_eq!(report["total"]["in_memory_bytes"], middle);
-    let explained = array.run(&["explain", &id.to_string()]).out;
+    let explained = cluster.run(&["explain", &id.to_string()]).out;
     assert!(explained.contains("of it in the memory"), "{explained}");
     wait("it is gone", || {
-        bytes(&array).0 == 0 && !array.at("w/middle").exists()
+        bytes(&cluster).0 == 0 && !cluster.at("w/middle").exists()
     });
-    assert_eq!(array.sh("ls w"), "go\nkept\nout\nsaid\n");
-    assert!(array.run(&["check", "--age", "0"]).ok);
+    assert_eq!(cluster.sh("ls w"), "go\nkept\nout\nsaid\n");
+    assert!(cluster.run(&["check", "--age", "0"]).ok);
 }
 
 /// Neither full memory nor missing memory is a failure.
 #[test]
 fn intermediate_too_large_for_memory_is_on_disk() {
-    let Some(array) = start() else { return };
-    array.sh("mkdir w; echo go > w/go");
+    let Some(cluster) = start() else { return };
+    cluster.sh("mkdir w; echo go > w/go");
     let middle = 80 * MIB;
-    let id = array.submit(&job(middle));
-    array.done(id);
-    assert_eq!(array.sh("cat w/out"), expected(&array, middle));
-    let report = array.json(&["report", &id.to_string()]);
+    let id = cluster.submit(&job(middle));
+    cluster.done(id);
+    assert_eq!(cluster.sh("cat w/out"), expected(&cluster, middle));
+    let report = cluster.json(&["report", &id.to_string()]);
     assert_eq!(
         (
             &report["total"]["in_memory_bytes"],
@@ -122,16 +127,16 @@ fn intermediate_too_large_for_memory_is_on_disk() {
         ),
         (&0.into(), &1.into())
     );
-    let explained = array.run(&["explain", &id.to_string()]).out;
+    let explained = cluster.run(&["explain", &id.to_string()]).out;
     assert!(explained.contains("not in memory"), "{explained}");
-    wait("it is gone", || !array.at("w/middle").exists());
+    wait("it is gone", || !cluster.at("w/middle").exists());
     let wrong = job(1).replace("\"memory\"", "\"memry\"");
-    let said = array.try_submit(&wrong);
+    let said = cluster.try_submit(&wrong);
     assert!(!said.ok && said.err.contains("memory"), "{}", said.err);
-    let small = array.try_sh(&format!(
-        "{:?} node --id 7 --folder {:?} --intermediate-memory 1MiB",
-        array.tidemill(),
-        array.path("seven")
+    let small = cluster.try_sh(&format!(
+        "{:?} node --id 7 --data-dir {:?} --intermediate-memory 1MiB",
+        cluster.tidemill(),
+        cluster.path("seven")
     ));
     assert!(
         !small.ok && small.err.contains("--intermediate-memory"),
@@ -140,65 +145,71 @@ fn intermediate_too_large_for_memory_is_on_disk() {
     );
 }
 
-/// Sets the mode of the parent of the nodes' folders.
-fn set_mode(array: &Array, mode: u32) {
-    std::fs::set_permissions(array.path(""), Permissions::from_mode(mode)).unwrap();
+/// Sets the mode of the parent of the nodes' directories.
+fn set_mode(cluster: &Cluster, mode: u32) {
+    std::fs::set_permissions(cluster.path(""), Permissions::from_mode(mode)).unwrap();
 }
 
-/// Kernels run as other users than root. They reach files in memory although they may not enter the folders above the
-/// node's folder. If they could enter these folders once and no longer can, the error names the folder.
+/// Kernels run as other users than root. They reach files in memory although they may not enter the directories above the
+/// node's directory. If they could enter these directories once and no longer can, the error names the directory.
 #[test]
-fn kernels_reach_in_memory_files_in_closed_folders() {
-    let Some(array) = Array::prepared(options(), |array| set_mode(array, 0o700)) else {
+fn kernels_reach_in_memory_files_in_closed_directories() {
+    let Some(cluster) = Cluster::prepared(options(), |cluster| set_mode(cluster, 0o700)) else {
         return;
     };
-    let handed = array.node_folder(0).join("handed");
+    let handed = cluster.node_directory(0).join("handed");
     assert!(handed.is_symlink());
-    array.sh("mkdir w");
+    cluster.sh("mkdir w");
     let middle = MIB;
-    let id = array.submit(&job(middle));
-    wait("it was made and read once", || array.at("w/said").exists());
-    assert_eq!(array.sh("cat w/said"), format!("{middle}\n"));
+    let id = cluster.submit(&job(middle));
+    wait("it was made and read once", || {
+        cluster.at("w/said").exists()
+    });
+    assert_eq!(cluster.sh("cat w/said"), format!("{middle}\n"));
     // The size of a host's shared memory is not fixed here: without space in it the file is on the disk.
     let room = rustix::fs::statvfs(&handed).unwrap();
     if room.f_bavail * room.f_frsize > 16 * MIB {
         assert_eq!(std::fs::read_dir(&handed).unwrap().count(), 1);
     }
-    array.sh("echo go > w/go");
-    array.done(id);
-    assert_eq!(array.sh("cat w/out"), expected(&array, middle));
+    cluster.sh("echo go > w/go");
+    cluster.done(id);
+    assert_eq!(cluster.sh("cat w/out"), expected(&cluster, middle));
     wait("it is gone", || {
         std::fs::read_dir(&handed).unwrap().count() == 0
     });
 }
 
 #[test]
-fn folder_closed_since_start_is_named() {
-    let Some(mut array) = Array::prepared(options(), |array| set_mode(array, 0o711)) else {
+fn directory_closed_since_start_is_named() {
+    let Some(mut cluster) = Cluster::prepared(options(), |cluster| set_mode(cluster, 0o711)) else {
         return;
     };
-    if array.node_folder(0).join("handed").is_symlink() {
+    if cluster.node_directory(0).join("handed").is_symlink() {
         // Root may mount nothing here: the file is in shared memory in any case.
         return;
     }
-    array.sh("mkdir w");
-    let id = array.submit(&job(MIB));
-    wait("it was made and read once", || array.at("w/said").exists());
-    set_mode(&array, 0o700);
-    array.sh("echo go > w/go");
-    let ended = array.ended(id);
-    let open = format!("chmod o+x {}", array.path("").display());
+    cluster.sh("mkdir w");
+    let id = cluster.submit(&job(MIB));
+    wait("it was made and read once", || {
+        cluster.at("w/said").exists()
+    });
+    set_mode(&cluster, 0o700);
+    cluster.sh("echo go > w/go");
+    let ended = cluster.ended(id);
+    let open = format!("chmod o+x {}", cluster.path("").display());
     let open = open.trim_end_matches('/');
     assert!(ended.to_string().contains(open), "{ended}");
     // The node does not start either if its users cannot reach its files.
-    array.sh("rm -r w; mkdir w");
-    set_mode(&array, 0o711);
-    array.submit(&job(MIB));
-    wait("it was made and read once", || array.at("w/said").exists());
-    array.kill_node(0);
-    set_mode(&array, 0o700);
-    array.start_node(0);
+    cluster.sh("rm -r w; mkdir w");
+    set_mode(&cluster, 0o711);
+    cluster.submit(&job(MIB));
+    wait("it was made and read once", || {
+        cluster.at("w/said").exists()
+    });
+    cluster.kill_node(0);
+    set_mode(&cluster, 0o700);
+    cluster.start_node(0);
     wait("the node says why it can't start", || {
-        array.log("node-0.log").contains(open)
+        cluster.log("node-0.log").contains(open)
     });
 }

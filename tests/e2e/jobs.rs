@@ -1,6 +1,6 @@
 //! Tests jobs from script to result.
 
-use crate::array::{Array, Options, wait};
+use crate::cluster::{Cluster, Options, wait};
 use std::process::Command;
 
 /// Returns little-endian doubles.
@@ -15,8 +15,10 @@ const LISTING_1: &str = include_str!("../../examples/listing1/getmax.conf");
 
 #[test]
 fn listing_1_runs_unchanged_and_before_its_data_exists() {
-    let Some(array) = Array::start() else { return };
-    let kernel = array.path("getmax.so");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    let kernel = cluster.path("getmax.so");
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     let built = Command::new("cc")
         .args(["-shared", "-fPIC", "-O2", "-I"])
@@ -27,17 +29,17 @@ fn listing_1_runs_unchanged_and_before_its_data_exists() {
         .status()
         .unwrap();
     assert!(built.success());
-    array.sh(&format!(
+    cluster.sh(&format!(
         "mkdir -p scratch/getmax && cp {} scratch/getmax/",
         kernel.display()
     ));
-    let script = array.path("getmax.conf");
+    let script = cluster.path("getmax.conf");
     std::fs::write(&script, LISTING_1).unwrap();
-    array.sh(&format!(
+    cluster.sh(&format!(
         "echo {} > .tidemill/root/submit",
         script.display()
     ));
-    let list = array.sh("cat .tidemill/root/joblist; cat .analyzethis/root/joblist");
+    let list = cluster.sh("cat .tidemill/root/joblist; cat .analyzethis/root/joblist");
     let handle: u64 = list
         .lines()
         .next()
@@ -48,24 +50,28 @@ fn listing_1_runs_unchanged_and_before_its_data_exists() {
         .parse()
         .unwrap();
     assert_eq!(
-        array.job(handle)["state"],
+        cluster.job(handle)["state"],
         "running",
         "it waits for its inputs"
     );
-    std::fs::write(array.at("scratch/getmax/1.dat"), doubles(&[1.0, 8.0, 3.0])).unwrap();
-    std::fs::write(array.at("scratch/getmax/2.dat"), doubles(&[4.0, 2.0])).unwrap();
-    array.done(handle);
-    let mean: f64 = array
+    std::fs::write(
+        cluster.at("scratch/getmax/1.dat"),
+        doubles(&[1.0, 8.0, 3.0]),
+    )
+    .unwrap();
+    std::fs::write(cluster.at("scratch/getmax/2.dat"), doubles(&[4.0, 2.0])).unwrap();
+    cluster.done(handle);
+    let mean: f64 = cluster
         .sh("cat scratch/getmax/max.dat")
         .trim()
         .parse()
         .unwrap();
     assert!((mean - 6.0).abs() < 1e-12, "{mean}");
-    let status = array.sh(&format!("cat .tidemill/root/{handle}-status"));
+    let status = cluster.sh(&format!("cat .tidemill/root/{handle}-status"));
     assert!(status.contains("getmax.reduce"), "{status}");
 }
 
-/// Returns a job of eight maps and a reduce, with a script stored in the array.
+/// Returns a job of eight maps and a reduce, with a script stored in the cluster.
 fn word_count(policy: &str) -> String {
     let maps: String = (0..8)
         .map(|i| {
@@ -91,10 +97,10 @@ fn every_policy_gives_same_result_with_explanation() {
         host_cores: 1,
         ..Options::default()
     };
-    let Some(array) = Array::with(options) else {
+    let Some(cluster) = Cluster::with(options) else {
         return;
     };
-    array.sh(
+    cluster.sh(
         r#"mkdir w; cd w; printf '#!/bin/sh\nwc -w < "$1"\n' > count.sh
            printf '#!/bin/sh\ncat "$@" | awk "{s+=\\$1} END {print s}"\n' > sum.sh; chmod +x *.sh
            for i in $(seq 0 7); do seq $((i * 100)) > in$i; done"#,
@@ -110,14 +116,14 @@ fn every_policy_gives_same_result_with_explanation() {
         "constraint:load=2,capacity=0.5",
         "minmax",
     ] {
-        let job = array.done(array.submit(&word_count(policy)));
-        assert_eq!(array.sh("cat w/total").trim(), "2800", "{policy}");
+        let job = cluster.done(cluster.submit(&word_count(policy)));
+        assert_eq!(cluster.sh("cat w/total").trim(), "2800", "{policy}");
         let tasks = job["tasks"].as_array().unwrap();
         assert_eq!(tasks.len(), 9);
         for task in tasks {
             assert!(!task["kernel_hash"].as_str().unwrap().is_empty(), "{task}");
         }
-        let explained = array.json(&["explain", &job["job"].to_string()]);
+        let explained = cluster.json(&["explain", &job["job"].to_string()]);
         let decisions = explained["decisions"].as_array().unwrap();
         assert!(decisions.len() >= 9, "{explained}");
         assert!(
@@ -125,19 +131,21 @@ fn every_policy_gives_same_result_with_explanation() {
                 .iter()
                 .all(|d| !d["reason"].as_str().unwrap().is_empty())
         );
-        array.sh("rm w/out* w/total");
+        cluster.sh("rm w/out* w/total");
     }
 }
 
 #[test]
 fn program_sees_only_its_own_files_under_names_of_the_job() {
-    let Some(array) = Array::start() else { return };
-    array.sh("mkdir -p w/sub; echo data > w/sub/in; echo secret > w/secret");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("mkdir -p w/sub; echo data > w/sub/in; echo secret > w/secret");
     let script = r#"name = "see"; workdir = "/w"; tasks = ( { name = "look"; kernel = "/bin/sh";
         args = ["-c", "ls -R . > sub/out; cat sub/in >> sub/out; cat /etc/shadow /root/.profile 2>/dev/null >> sub/out; echo end >> sub/out"];
         input = ["sub/in"]; output = ["sub/out"]; } );"#;
-    array.done(array.submit(script));
-    let seen = array.sh("cat w/sub/out");
+    cluster.done(cluster.submit(script));
+    let seen = cluster.sh("cat w/sub/out");
     assert!(seen.contains("data") && seen.contains("end"), "{seen}");
     assert!(
         !seen.contains("secret") && !seen.contains("root:"),
@@ -147,8 +155,10 @@ fn program_sees_only_its_own_files_under_names_of_the_job() {
 
 #[test]
 fn logs_show_end_of_output_of_every_task() {
-    let Some(array) = Array::start() else { return };
-    array.sh("mkdir w");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("mkdir w");
     let task = |name: &str, command: &str| {
         format!(
             "{{ name = \"{name}\"; kernel = \"/bin/sh\"; args = [\"-c\", \"{command}\"]; input = []; output = [\"{name}.out\"]; }}"
@@ -167,9 +177,9 @@ fn logs_show_end_of_output_of_every_task() {
         "name = \"say\"; workdir = \"/w\"; tasks = ( {} );",
         tasks.join(",\n")
     );
-    let job = array.ended(array.submit(&script));
+    let job = cluster.ended(cluster.submit(&script));
     let id = job["job"].to_string();
-    let logs = array.json(&["logs", &id]);
+    let logs = cluster.json(&["logs", &id]);
     let logs = logs.as_array().unwrap();
     let said: Vec<_> = logs
         .iter()
@@ -192,28 +202,30 @@ fn logs_show_end_of_output_of_every_task() {
     let much = logs[2]["stdout"].as_str().unwrap();
     assert_eq!(much.len(), 16 << 10);
     assert!(much.ends_with("xlast\n") && !much.contains("first"));
-    let text = array.run(&["logs", &id, "well"]).out;
+    let text = cluster.run(&["logs", &id, "well"]).out;
     assert!(
         text.contains("> fine") && text.contains("| careful"),
         "{text}"
     );
-    let silent = array.run(&["logs", &id, "silent"]);
+    let silent = cluster.run(&["logs", &id, "silent"]);
     assert!(silent.ok && silent.out.contains("silent"), "{}", silent.out);
 }
 
 #[test]
 fn empty_files_are_valid_inputs_on_any_node() {
-    let Some(array) = Array::start() else { return };
-    let local = array.path("empty");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    let local = cluster.path("empty");
     std::fs::write(&local, b"").unwrap();
     for node in [0, 1] {
-        array.sh(&format!(
+        cluster.sh(&format!(
             "mkdir w{node}; setfattr -n user.tidemill.node -v {node} w{node}; cd w{node}; \
              touch touched; : > opened; \
              python3 -c 'import os; os.mknod(\"made\", 0o100644)'; truncate -s 0 cut; \
              echo full > emptied; : > emptied"
         ));
-        let said = array.run(&["put", local.to_str().unwrap(), &format!("/w{node}/put")]);
+        let said = cluster.run(&["put", local.to_str().unwrap(), &format!("/w{node}/put")]);
         assert!(said.ok, "{}", said.err);
     }
     let names = ["touched", "opened", "made", "cut", "emptied", "put"];
@@ -233,10 +245,10 @@ fn empty_files_are_valid_inputs_on_any_node() {
         "name = \"empty\"; workdir = \"/out\"; strict = true; tasks = ( {} );",
         tasks.join(",\n")
     );
-    array.sh("mkdir out");
-    array.done(array.submit(&script));
+    cluster.sh("mkdir out");
+    cluster.done(cluster.submit(&script));
     for output in ["00", "01", "10", "11"] {
-        let said = array.sh(&format!("cat out/{output}"));
+        let said = cluster.sh(&format!("cat out/{output}"));
         let numbers: Vec<&str> = said.split_whitespace().collect();
         assert_eq!(numbers[1], "0", "{output}: {said}");
     }
@@ -244,21 +256,23 @@ fn empty_files_are_valid_inputs_on_any_node() {
 
 #[test]
 fn cancel_stops_running_and_waiting_tasks() {
-    let Some(array) = Array::start() else { return };
-    array.sh("mkdir w");
-    let job = array.submit(
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("mkdir w");
+    let job = cluster.submit(
         r#"name = "c"; workdir = "/w"; tasks = (
         { name = "long"; kernel = "/bin/sleep"; args = ["1000"]; input = []; output = ["a"]; },
         { name = "next"; kernel = "/bin/cat"; args = ["a"]; input = ["a"]; output = ["b"]; stdout = "b"; } );"#,
     );
     wait("it runs", || {
-        array.job(job)["tasks"][0]["state"] == "running"
+        cluster.job(job)["tasks"][0]["state"] == "running"
     });
-    assert!(array.run(&["cancel", &job.to_string()]).ok);
-    assert_eq!(array.ended(job)["state"], "cancelled");
-    assert!(array.run(&["status"]).ok);
+    assert!(cluster.run(&["cancel", &job.to_string()]).ok);
+    assert_eq!(cluster.ended(job)["state"], "cancelled");
+    assert!(cluster.run(&["status"]).ok);
     wait("the node is idle", || {
-        let status = array.json(&["status"]);
+        let status = cluster.json(&["status"]);
         status["nodes"]
             .as_array()
             .unwrap()
@@ -269,50 +283,54 @@ fn cancel_stops_running_and_waiting_tasks() {
 
 #[test]
 fn intermediates_with_lifetime_are_removed_and_results_stay() {
-    let Some(array) = Array::start() else { return };
-    array.sh("mkdir w; echo x > w/in");
-    let job = array.submit(
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("mkdir w; echo x > w/in");
+    let job = cluster.submit(
         r#"name = "l"; workdir = "/w"; lifetime = "used"; tasks = (
         { name = "one"; kernel = "/bin/cp"; args = ["in", "mid"]; input = ["in"]; output = ["mid"]; },
         { name = "two"; kernel = "/bin/cp"; args = ["mid", "out"]; input = ["mid"]; output = ["out"]; } );"#,
     );
-    array.done(job);
-    wait("the intermediate is gone", || !array.at("w/mid").exists());
-    assert_eq!(array.sh("cat w/out").trim(), "x");
+    cluster.done(job);
+    wait("the intermediate is gone", || !cluster.at("w/mid").exists());
+    assert_eq!(cluster.sh("cat w/out").trim(), "x");
 }
 
 #[test]
 fn keywords_of_c_sources_agree_with_grep() {
-    let Some(array) = Array::start() else { return };
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/keywords");
-    let data = array.path("data");
+    let data = cluster.path("data");
     let data = data.display();
-    array.sh(&format!("{example}/get-data.sh --part kernel --groups 6 {data} >&2 && {example}/make-job.py {data} /k >&2"));
-    array.sh(&format!("mkdir k && cp {data}/input/* k/"));
-    let said = array.run(&["submit", &format!("{data}/keywords.conf"), "--watch"]);
+    cluster.sh(&format!("{example}/get-data.sh --part kernel --groups 6 {data} >&2 && {example}/make-job.py {data} /k >&2"));
+    cluster.sh(&format!("mkdir k && cp {data}/input/* k/"));
+    let said = cluster.run(&["submit", &format!("{data}/keywords.conf"), "--watch"]);
     assert!(said.ok, "{}{}", said.out, said.err);
-    array.sh(&format!("{example}/check.sh {data} k/keywords.tsv"));
+    cluster.sh(&format!("{example}/check.sh {data} k/keywords.tsv"));
 }
 
 #[test]
-fn montage_in_the_array_gives_the_same_mosaic_as_outside() {
+fn montage_in_the_cluster_gives_the_same_mosaic_as_outside() {
     let options = Options {
         nodes: 4,
         cores: 1,
         host_cores: 1,
         ..Options::default()
     };
-    let Some(array) = Array::with(options) else {
+    let Some(cluster) = Cluster::with(options) else {
         return;
     };
     let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/montage");
-    let (data, plain) = (array.path("data"), array.path("plain"));
+    let (data, plain) = (cluster.path("data"), cluster.path("plain"));
     let (data, plain) = (data.display(), plain.display());
-    array.sh(&format!(
+    cluster.sh(&format!(
         "{example}/get-data.sh {data} >&2 && {example}/make-job.py {data} /m >&2 && {example}/offline.sh {plain} {data} >&2"
     ));
-    array.sh(&format!("mkdir m && cp {data}/images/* {data}/plan/* m/"));
-    let said = array.run(&[
+    cluster.sh(&format!("mkdir m && cp {data}/images/* {data}/plan/* m/"));
+    let said = cluster.run(&[
         "submit",
         &format!("{data}/montage.conf"),
         "--policy",
@@ -320,10 +338,10 @@ fn montage_in_the_array_gives_the_same_mosaic_as_outside() {
         "--watch",
     ]);
     assert!(said.ok, "{}{}", said.out, said.err);
-    array.sh(&format!(
+    cluster.sh(&format!(
         "cmp m/mosaic.fits {plain}/mosaic.fits && cmp m/mosaic.png {plain}/mosaic.png"
     ));
-    let lineage = array.json(&["lineage", "/m/mosaic.png", "--up"]);
+    let lineage = cluster.json(&["lineage", "/m/mosaic.png", "--up"]);
     assert_eq!(
         lineage["runs"].as_array().unwrap().len(),
         36,

@@ -1,6 +1,6 @@
-//! Tests users' kernels: created, built, tested, stored in the array, run by name.
+//! Tests users' kernels: created, built, tested, stored in the cluster, run by name.
 
-use crate::array::{Array, Said, said};
+use crate::cluster::{Cluster, Said, said};
 use crate::require;
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
@@ -26,8 +26,8 @@ fn good(args: &[&str]) -> String {
 
 #[test]
 fn new_kernel_builds_in_all_languages_and_passes_test() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     for language in ["c", "c++", "rust"] {
         let name = format!("first-{}", language.len());
         let kernel = path(&name);
@@ -96,9 +96,9 @@ fn can_make_modules(language: &str) -> bool {
 
 #[test]
 fn build_reads_only_its_source_and_errors_are_shown() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
-        let path = folder.path().join(name);
+        let path = directory.path().join(name);
         std::fs::write(&path, text).unwrap();
         path.to_str().unwrap().to_owned()
     };
@@ -140,7 +140,7 @@ fn build_reads_only_its_source_and_errors_are_shown() {
     let values: Vec<u8> = (0..20_000_u32)
         .flat_map(|i| (f64::from(i) * 1e-3 + 1e15 * f64::from(i % 3)).to_le_bytes())
         .collect();
-    let data = folder.path().join("data");
+    let data = directory.path().join("data");
     std::fs::write(&data, values).unwrap();
     let library = sum.replace(".c", ".so");
     let law = tidemill(&["kernel", "test", &library, data.to_str().unwrap(), "--law"]);
@@ -153,8 +153,8 @@ fn build_reads_only_its_source_and_errors_are_shown() {
 }
 
 /// Stores a script that prints `text`.
-fn script(array: &Array, text: &str) -> String {
-    let path = array.path("say.sh");
+fn script(cluster: &Cluster, text: &str) -> String {
+    let path = cluster.path("say.sh");
     std::fs::write(&path, format!("#!/bin/sh\necho {text} > out\n")).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     path.to_str().unwrap().to_owned()
@@ -167,14 +167,14 @@ fn job(kernel: &str) -> String {
 }
 
 /// Runs a kernel by its name; returns its output, and the hash of its code in the lineage of the output.
-fn run(array: &Array, kernel: &str) -> (String, String) {
-    array.done(array.submit(&job(kernel)));
-    let lineage = array.json(&["lineage", "/w/out"]);
+fn run(cluster: &Cluster, kernel: &str) -> (String, String) {
+    cluster.done(cluster.submit(&job(kernel)));
+    let lineage = cluster.json(&["lineage", "/w/out"]);
     let hash = lineage["runs"][0]["kernel_hash"]
         .as_str()
         .unwrap()
         .to_owned();
-    (array.sh("cat w/out; rm w/out").trim().to_owned(), hash)
+    (cluster.sh("cat w/out; rm w/out").trim().to_owned(), hash)
 }
 
 /// Returns the whole output of a command.
@@ -182,11 +182,13 @@ fn all(said: &Said) -> String {
     format!("{}{}", said.out, said.err)
 }
 
-/// Folders of objects are closed to users, and programs that only root may read are closed to kernels.
+/// Directories of objects are closed to users, and programs that only root may read are closed to kernels.
 #[test]
 fn users_run_their_own_code_only() {
-    let Some(array) = Array::start() else { return };
-    let object = array.path("probe.so");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    let object = cluster.path("probe.so");
     let source = "#include <unistd.h>
         #include <stdio.h>
         #include <string.h>
@@ -197,7 +199,7 @@ fn users_run_their_own_code_only() {
             snprintf(text, sizeof text, \"user %d\\n\", (int)getuid());
             return task->write(task, 0, text, strlen(text));
         }";
-    let path = array.path("probe.c");
+    let path = cluster.path("probe.c");
     std::fs::write(&path, source).unwrap();
     let header = concat!(env!("CARGO_MANIFEST_DIR"), "/../kernel/include");
     let mut compiler = Command::new("cc");
@@ -205,14 +207,14 @@ fn users_run_their_own_code_only() {
         .args(["-shared", "-fPIC", "-I", header, "-o"])
         .args([&object, &path]);
     assert!(compiler.status().unwrap().success());
-    let secret = array.path("secret");
+    let secret = cluster.path("secret");
     std::fs::create_dir(&secret).unwrap();
     let backup = secret.join("backup.sh");
     std::fs::write(&backup, "#!/bin/sh\necho of root\n").unwrap();
     for path in [&secret, &backup] {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)).unwrap();
     }
-    array.sh(&format!(
+    cluster.sh(&format!(
         "mkdir w; chown {OTHER}:{OTHER} w; cp {} w/probe.so; chmod 755 w/probe.so",
         object.display()
     ));
@@ -220,35 +222,35 @@ fn users_run_their_own_code_only() {
         let text = format!(
             "name = \"{name}\"; workdir = \"/w\"; tasks = ( {{ name = \"{name}\"; kernel = \"{kernel}\"; output = [ \"{name}.out\" ]; }} );"
         );
-        let script = array.path(&format!("{name}.conf"));
+        let script = cluster.path(&format!("{name}.conf"));
         std::fs::write(&script, text).unwrap();
-        other(&array, &["submit", "--watch", script.to_str().unwrap()])
+        other(&cluster, &["submit", "--watch", script.to_str().unwrap()])
     };
     let said = task("probe", "probe.so");
     assert!(said.ok, "{}", all(&said));
-    assert_eq!(array.sh("cat w/probe.out"), format!("user {OTHER}\n"));
+    assert_eq!(cluster.sh("cat w/probe.out"), format!("user {OTHER}\n"));
     let said = task("backup", backup.to_str().unwrap());
     assert!(
         !said.ok && !all(&said).contains("of root"),
         "{}",
         all(&said)
     );
-    assert!(!array.at("w/backup.out").exists());
+    assert!(!cluster.at("w/backup.out").exists());
 }
 
 /// Runs `tidemill ARGS` as another user.
-pub(crate) fn other(array: &Array, args: &[&str]) -> Said {
-    let program = array.path("tidemill");
+pub(crate) fn other(cluster: &Cluster, args: &[&str]) -> Said {
+    let program = cluster.path("tidemill");
     if !program.exists() {
         std::fs::copy(env!("CARGO_BIN_EXE_tidemill"), &program).unwrap();
         let open = |path: &Path| {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
         };
         open(&program);
-        open(&array.path(""));
-        open(&array.path("server"));
+        open(&cluster.path(""));
+        open(&cluster.path("server"));
     }
-    let server = format!("unix:{}", array.path("server/server.sock").display());
+    let server = format!("unix:{}", cluster.path("server/server.sock").display());
     let mut command = Command::new(program);
     command.args(["--server", &server, "--json"]).args(args);
     command
@@ -261,17 +263,19 @@ pub(crate) fn other(array: &Array, args: &[&str]) -> Said {
 
 #[test]
 fn kernel_versions_are_kept_and_run_by_name() {
-    let Some(array) = Array::start() else { return };
-    array.sh("mkdir w");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("mkdir w");
     let add = |text: &str, more: &[&str]| {
-        let file = script(&array, text);
+        let file = script(&cluster, text);
         let mut args = vec!["kernel", "add", &file, "--name", "say"];
         args.extend(more);
-        array.json(&args)
+        cluster.json(&args)
     };
     let first = add("one", &[]);
     assert_eq!(first["path"], "/kernels/0/say@1");
-    let (said, hash) = run(&array, "say");
+    let (said, hash) = run(&cluster, "say");
     assert_eq!(
         (said.as_str(), hash.as_str()),
         ("one", first["hash"].as_str().unwrap())
@@ -283,15 +287,15 @@ fn kernel_versions_are_kept_and_run_by_name() {
     );
     let second = add("two", &[]);
     assert_eq!(second["path"], "/kernels/0/say@2");
-    assert_eq!(run(&array, "say").0, "two");
-    assert_eq!(run(&array, "say@1"), ("one".to_owned(), hash));
-    assert_eq!(run(&array, "say@2").0, "two");
-    // A file of the working folder takes precedence.
-    array.sh("printf '#!/bin/sh\\necho here > out\\n' > w/say; chmod +x w/say");
-    assert_eq!(run(&array, "say").0, "here");
-    array.sh("rm w/say");
+    assert_eq!(run(&cluster, "say").0, "two");
+    assert_eq!(run(&cluster, "say@1"), ("one".to_owned(), hash));
+    assert_eq!(run(&cluster, "say@2").0, "two");
+    // A file of the working directory takes precedence.
+    cluster.sh("printf '#!/bin/sh\\necho here > out\\n' > w/say; chmod +x w/say");
+    assert_eq!(run(&cluster, "say").0, "here");
+    cluster.sh("rm w/say");
 
-    let list = array.json(&["kernel", "list"]);
+    let list = cluster.json(&["kernel", "list"]);
     let own = list["own"].as_array().unwrap();
     let files: Vec<_> = own
         .iter()
@@ -304,21 +308,21 @@ fn kernel_versions_are_kept_and_run_by_name() {
         (&Value::Bool(false), &Value::from(0))
     );
 
-    others_cannot_have_it_unless_allowed(&array);
+    others_cannot_have_it_unless_allowed(&cluster);
 
-    array.json(&["kernel", "remove", "say@2"]);
-    assert_eq!(run(&array, "say").0, "one");
-    array.json(&["kernel", "remove", "say"]);
-    let gone = array.try_submit(&job("say"));
+    cluster.json(&["kernel", "remove", "say@2"]);
+    assert_eq!(run(&cluster, "say").0, "one");
+    cluster.json(&["kernel", "remove", "say"]);
+    let gone = cluster.try_submit(&job("say"));
     assert!(
         !gone.ok && all(&gone).contains("/kernels/0"),
         "{}",
         all(&gone)
     );
-    assert!(!array.run(&["kernel", "remove", "say"]).ok);
+    assert!(!cluster.run(&["kernel", "remove", "say"]).ok);
 }
 
-fn others_cannot_have_it_unless_allowed(array: &Array) {
+fn others_cannot_have_it_unless_allowed(cluster: &Cluster) {
     for script in [
         "cat kernels/0/say@2",
         "echo x > kernels/0/say@2",
@@ -330,16 +334,16 @@ fn others_cannot_have_it_unless_allowed(array: &Array) {
     ] {
         let theirs =
             format!("setpriv --reuid {OTHER} --regid {OTHER} --clear-groups bash -c '{script}'");
-        assert!(!array.try_sh(&theirs).ok, "{script}");
+        assert!(!cluster.try_sh(&theirs).ok, "{script}");
     }
-    let home = array.path("say.conf");
+    let home = cluster.path("say.conf");
     let theirs = |kernel: &str| {
-        array.sh(&format!(
+        cluster.sh(&format!(
             "mkdir -p w/theirs; chown {OTHER}:{OTHER} w/theirs"
         ));
         let text = job(kernel).replace("\"/w\"", "\"/w/theirs\"");
         std::fs::write(&home, text).unwrap();
-        other(array, &["submit", home.to_str().unwrap()])
+        other(cluster, &["submit", home.to_str().unwrap()])
     };
     let private = theirs("/kernels/0/say");
     assert!(
@@ -352,10 +356,10 @@ fn others_cannot_have_it_unless_allowed(array: &Array) {
         all(&theirs("say")).contains("was not found"),
         "names are looked up among one's own"
     );
-    array.json(&[
+    cluster.json(&[
         "kernel",
         "add",
-        &script(array, "two"),
+        &script(cluster, "two"),
         "--name",
         "say",
         "--shared",
@@ -363,22 +367,22 @@ fn others_cannot_have_it_unless_allowed(array: &Array) {
     let shared = theirs("/kernels/0/say");
     assert!(shared.ok, "{}{}", shared.out, shared.err);
     let accepted: Value = serde_json::from_str(&shared.out).unwrap();
-    array.done(accepted["job"].as_u64().unwrap());
-    assert_eq!(array.sh("cat w/theirs/out; rm w/theirs/out"), "two\n");
+    cluster.done(accepted["job"].as_u64().unwrap());
+    assert_eq!(cluster.sh("cat w/theirs/out; rm w/theirs/out"), "two\n");
     // A kernel with the same name of another user is used only by that user.
-    let added = other(array, &["kernel", "add", "/bin/true", "--name", "say"]);
+    let added = other(cluster, &["kernel", "add", "/bin/true", "--name", "say"]);
     assert!(added.ok, "{}{}", added.out, added.err);
     assert!(added.out.contains(&format!("/kernels/{OTHER}/say@1")));
-    assert_eq!(run(array, "say").0, "two");
-    // A folder that others can write to is ignored, and so is a folder that one user made for another.
-    array.sh(&format!("chmod 777 kernels/{OTHER}"));
+    assert_eq!(run(cluster, "say").0, "two");
+    // A directory that others can write to is ignored, and so is a directory that one user made for another.
+    cluster.sh(&format!("chmod 777 kernels/{OTHER}"));
     assert!(all(&theirs("say")).contains("was not found"));
     assert!(
-        other(array, &["kernel", "add", "/bin/false"])
+        other(cluster, &["kernel", "add", "/bin/false"])
             .err
             .contains("only you can write to")
     );
-    array.sh("mkdir kernels/77; cp kernels/0/say@1 kernels/77/");
+    cluster.sh("mkdir kernels/77; cp kernels/0/say@1 kernels/77/");
     assert!(all(&theirs("/kernels/77/say")).contains("was not found"));
 }
 
@@ -388,15 +392,17 @@ fn modules_run_by_name_and_compile_once() {
         require::skip("this is built without the feature wasm");
         return;
     }
-    let Some(array) = Array::start() else { return };
-    let module = array.path("five.wasm");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    let module = cluster.path("five.wasm");
     std::fs::write(&module, wat::parse_str(FIVE).unwrap()).unwrap();
     let module = module.to_str().unwrap();
     assert_eq!(
-        array.json(&["kernel", "add", module])["path"],
+        cluster.json(&["kernel", "add", module])["path"],
         "/kernels/0/five@1.wasm"
     );
-    array.sh("mkdir w; echo some > w/in");
+    cluster.sh("mkdir w; echo some > w/in");
     let task = |name: &str, kernel: &str| {
         format!(
             "{{ name = \"{name}\"; kernel = \"{kernel}\"; input = [ \"in\" ]; output = [ \"{name}.out\" ]; node = 0; }}"
@@ -407,17 +413,17 @@ fn modules_run_by_name_and_compile_once() {
         task("b", "five@1"),
         task("c", "/kernels/0/five.wasm"),
     ];
-    array.done(array.submit(&format!(
+    cluster.done(cluster.submit(&format!(
         "name = \"w\"; workdir = \"/w\"; tasks = ( {} );",
         tasks.join(", ")
     )));
     assert_eq!(
-        array.sh("cat w/a.out w/b.out w/c.out"),
+        cluster.sh("cat w/a.out w/b.out w/c.out"),
         "five\nfive\nfive\n"
     );
-    let hash = &array.json(&["lineage", "/w/b.out"])["runs"][0]["kernel_hash"];
-    assert_eq!(*hash, array.json(&["kernel", "list"])["own"][0]["hash"]);
-    let kept = std::fs::read_dir(array.node_folder(0).join("wasm")).unwrap();
+    let hash = &cluster.json(&["lineage", "/w/b.out"])["runs"][0]["kernel_hash"];
+    assert_eq!(*hash, cluster.json(&["kernel", "list"])["own"][0]["hash"]);
+    let kept = std::fs::read_dir(cluster.node_directory(0).join("wasm")).unwrap();
     assert_eq!(kept.count(), 1);
 }
 

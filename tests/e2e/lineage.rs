@@ -1,18 +1,20 @@
 //! Lineage answers which versions, kernel, arguments, node and times produced a file.
 
-use crate::array::Array;
+use crate::cluster::Cluster;
 
 #[test]
 fn lineage_survives_renames_and_rewrites() {
-    let Some(array) = Array::start() else { return };
-    array.sh("mkdir w; echo one > w/in");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("mkdir w; echo one > w/in");
     let job = r#"name = "lin"; workdir = "/w"; tasks = (
         { name = "copy"; kernel = "/bin/cp"; args = ["in", "mid"]; input = ["in"]; output = ["mid"]; },
         { name = "count"; kernel = "wordcount"; input = ["mid"]; output = ["out"]; } );"#;
-    array.done(array.submit(job));
-    let before = array.json(&["lineage", "/w/out"]);
-    array.sh("mv w/out w/result; mv w/in w/renamed; echo changed > w/renamed");
-    let after = array.json(&["lineage", "/w/result"]);
+    cluster.done(cluster.submit(job));
+    let before = cluster.json(&["lineage", "/w/out"]);
+    cluster.sh("mv w/out w/result; mv w/in w/renamed; echo changed > w/renamed");
+    let after = cluster.json(&["lineage", "/w/result"]);
     let runs = after["runs"].as_array().unwrap();
     assert_eq!(runs.len(), 2, "{after:#}");
     let inputs = |lineage: &serde_json::Value| {
@@ -35,10 +37,10 @@ fn lineage_survives_renames_and_rewrites() {
         assert!(!run["kernel_hash"].as_str().unwrap().is_empty());
         assert!(run["end"].as_i64().unwrap() >= run["start"].as_i64().unwrap());
     }
-    let down = array.run(&["lineage", "/w/renamed", "--down"]);
+    let down = cluster.run(&["lineage", "/w/renamed", "--down"]);
     assert!(down.ok, "{}", down.err);
     for format in ["text", "dot", "svg", "prov-json"] {
-        let said = array.run(&["lineage", "/w/result", "--format", format]);
+        let said = cluster.run(&["lineage", "/w/result", "--format", format]);
         assert!(
             said.ok && said.out.contains("count"),
             "{format}: {}{}",
@@ -46,8 +48,8 @@ fn lineage_survives_renames_and_rewrites() {
             said.err
         );
     }
-    let through_mount = array.sh("cat .tidemill/lineage/w/result");
+    let through_mount = cluster.sh("cat .tidemill/lineage/w/result");
     assert!(through_mount.contains("copy"), "{through_mount}");
-    let xattr = array.sh("getfattr --only-values -n user.tidemill.lineage w/result");
+    let xattr = cluster.sh("getfattr --only-values -n user.tidemill.lineage w/result");
     assert!(xattr.contains("count"), "{xattr}");
 }

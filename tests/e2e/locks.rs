@@ -1,6 +1,6 @@
 //! Tests locks of mounts that fail. Semantics: docs/semantics.md, chapter "Locks".
 
-use crate::array::{Array, Options, OtherMount, wait};
+use crate::cluster::{Cluster, Options, OtherMount, wait};
 use rustix::process::Signal;
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -14,12 +14,12 @@ fn shell(script: &str) -> Child {
 /// and without its mount, are in no version.
 #[test]
 fn locks_of_dead_mount_are_free_once_it_cannot_write() {
-    let Some(array) = Array::with(Options::default()) else {
+    let Some(cluster) = Cluster::with(Options::default()) else {
         return;
     };
     let (killed, stopped) = (
-        OtherMount::start(&array, "m1"),
-        OtherMount::start(&array, "m2"),
+        OtherMount::start(&cluster, "m1"),
+        OtherMount::start(&cluster, "m2"),
     );
     let mut holders = Vec::new();
     for other in [&killed, &stopped] {
@@ -31,13 +31,13 @@ fn locks_of_dead_mount_are_free_once_it_cannot_write() {
         );
         holders.push(shell(&script));
         wait("the lock is held", || {
-            array.at(&format!("held-{name}")).exists()
+            cluster.at(&format!("held-{name}")).exists()
         });
     }
     killed.signal(Signal::KILL);
     stopped.signal(Signal::STOP);
     for name in ["m1", "m2"] {
-        let seen = array.sh(&format!(
+        let seen = cluster.sh(&format!(
             "flock lock-{name} sh -c 'cat data-{name} >seen; sleep 0.5; cmp data-{name} seen && head -n 1 seen'"
         ));
         assert_eq!(seen.trim(), "before", "{name}");
@@ -45,7 +45,7 @@ fn locks_of_dead_mount_are_free_once_it_cannot_write() {
     stopped.signal(Signal::CONT);
     // The mount cannot keep a lock that others may have taken since then, and reports this; a new request on it waits for its turn.
     let at = stopped.path.display();
-    array.sh(&format!("flock {at}/lock-m2 true"));
+    cluster.sh(&format!("flock {at}/lock-m2 true"));
     for holder in &mut holders {
         holder.kill().unwrap();
         holder.wait().unwrap();
@@ -57,10 +57,10 @@ fn locks_of_dead_mount_are_free_once_it_cannot_write() {
 /// open.
 #[test]
 fn database_on_two_mounts_survives_hanging_nodes() {
-    let Some(array) = Array::with(Options::default()) else {
+    let Some(cluster) = Cluster::with(Options::default()) else {
         return;
     };
-    let other = OtherMount::start(&array, "m1");
+    let other = OtherMount::start(&cluster, "m1");
     let count = r"
 import sqlite3, sys, time
 db = sqlite3.connect(sys.argv[1] + '/db', timeout=60, isolation_level=None)
@@ -72,8 +72,8 @@ while time.time() < end:
 print(counted)
 ";
     let at = [
-        array.at(""),
-        array.at(""),
+        cluster.at(""),
+        cluster.at(""),
         other.path.clone(),
         other.path.clone(),
     ];
@@ -95,9 +95,9 @@ print(counted)
     let nodes = 0..Options::default().nodes;
     nodes
         .clone()
-        .for_each(|node| array.signal_node(node, Signal::STOP));
+        .for_each(|node| cluster.signal_node(node, Signal::STOP));
     std::thread::sleep(Duration::from_secs(8));
-    nodes.for_each(|node| array.signal_node(node, Signal::CONT));
+    nodes.for_each(|node| cluster.signal_node(node, Signal::CONT));
     let counted = programs.map(|program| {
         let ended = program.wait_with_output().unwrap();
         assert!(ended.status.success(), "{ended:?}");
@@ -107,7 +107,7 @@ print(counted)
             .parse::<usize>()
             .unwrap()
     });
-    let rows = array.sh("sqlite3 db 'SELECT count(*) FROM t'");
+    let rows = cluster.sh("sqlite3 db 'SELECT count(*) FROM t'");
     assert_eq!(rows.trim(), counted.iter().sum::<usize>().to_string());
 }
 
@@ -116,13 +116,13 @@ print(counted)
 #[test]
 fn write_ahead_log_of_one_mount_is_refused_to_others() {
     for remote in [false, true] {
-        let Some(array) = Array::with(Options {
+        let Some(cluster) = Cluster::with(Options {
             remote,
             ..Options::default()
         }) else {
             return;
         };
-        let other = OtherMount::start(&array, "m1");
+        let other = OtherMount::start(&cluster, "m1");
         let holds = r"
 import sqlite3, sys
 db = sqlite3.connect(sys.argv[1] + '/db', timeout=5, isolation_level=None)
@@ -139,7 +139,7 @@ assert db.execute('PRAGMA integrity_check').fetchone()[0] == 'ok'
 ";
         let mut holder = Command::new("python3")
             .args(["-c", holds])
-            .arg(array.at(""))
+            .arg(cluster.at(""))
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())
             .spawn()
@@ -172,7 +172,7 @@ print(db.execute(sys.argv[2]).fetchall())
         }
         // Another program of the same mount shares the log.
         assert_eq!(
-            ask(&array.at(""), "SELECT sum(n) FROM t"),
+            ask(&cluster.at(""), "SELECT sum(n) FROM t"),
             (true, "[(50,)]\n".into())
         );
         drop(holder.stdin.take());

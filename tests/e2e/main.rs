@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod apps;
-mod array;
 mod arrivals;
 mod asked;
 mod away;
@@ -20,9 +19,11 @@ mod by_grpc;
 mod by_url;
 mod chance;
 mod channels;
+mod cluster;
 mod components;
 mod copies;
 mod deployments;
+mod directories;
 mod dry_run;
 mod elastic;
 mod ends;
@@ -31,7 +32,6 @@ mod faults;
 mod files;
 mod find;
 mod first_day;
-mod folders;
 mod follow;
 mod given_away;
 mod hooks;

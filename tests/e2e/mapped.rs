@@ -1,7 +1,7 @@
 //! Tests components of variables: tasks that find values in the bytes of a file with a known format (`mapper`).
 
-use crate::array::{Array, Options};
 use crate::chance::Chance;
+use crate::cluster::{Cluster, Options};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -11,16 +11,16 @@ fn fixture(name: &str) -> PathBuf {
         .join(name)
 }
 
-fn array(remote: bool) -> Option<Array> {
-    Array::with(Options {
+fn cluster(remote: bool) -> Option<Cluster> {
+    Cluster::with(Options {
         nodes: 3,
         remote,
         ..Options::default()
     })
 }
 
-fn put(array: &Array, local: &Path, path: &str) {
-    let said = array.run(&["put", "--stripe", "4096,3", local.to_str().unwrap(), path]);
+fn put(cluster: &Cluster, local: &Path, path: &str) {
+    let said = cluster.run(&["put", "--stripe", "4096,3", local.to_str().unwrap(), path]);
     assert!(said.ok, "{}", said.err);
 }
 
@@ -42,15 +42,17 @@ fn values_of(name: &str, variable: &str) -> Vec<u8> {
 #[test]
 fn program_reads_variable_values_as_plain_file() {
     for remote in [false, true] {
-        let Some(array) = array(remote) else { return };
-        put(&array, &fixture("cdf1.nc"), "/cdf1.nc");
-        put(&array, &fixture("netcdf4.nc"), "/netcdf4.nc");
+        let Some(cluster) = cluster(remote) else {
+            return;
+        };
+        put(&cluster, &fixture("cdf1.nc"), "/cdf1.nc");
+        put(&cluster, &fixture("netcdf4.nc"), "/netcdf4.nc");
         std::fs::write(
-            array.at("show"),
+            cluster.at("show"),
             "#!/bin/sh\ncat $1\nprintf %s \"$TIDEMILL_LAYOUT\" > $2\n",
         )
         .unwrap();
-        array.sh("chmod +x show");
+        cluster.sh("chmod +x show");
         let show = |file: &str, variable: &str, per: &str| {
             job(&format!(
                 r#"name = "show"; kernel = "show"; args = [ "{file}", "l/{variable}.%{per}" ]; per = "{per}"; mapper = "netcdf:{variable}";
@@ -58,15 +60,15 @@ fn program_reads_variable_values_as_plain_file() {
             ))
         };
         // Interleaved big-endian records: there is a piece for each stripe that contains some.
-        array.done(array.submit(&show("cdf1.nc", "f8_3t", "piece")));
-        assert_eq!(array.sh("ls v"), "f8_3t.0\nf8_3t.1\n");
-        array.sh("cat v/f8_3t.* > v/all");
+        cluster.done(cluster.submit(&show("cdf1.nc", "f8_3t", "piece")));
+        assert_eq!(cluster.sh("ls v"), "f8_3t.0\nf8_3t.1\n");
+        cluster.sh("cat v/f8_3t.* > v/all");
         assert_eq!(
-            std::fs::read(array.at("v/all")).unwrap(),
+            std::fs::read(cluster.at("v/all")).unwrap(),
             values_of("cdf1.nc", "f8_3t")
         );
-        let first: Value = serde_json::from_str(&array.sh("cat l/f8_3t.0")).unwrap();
-        let second: Value = serde_json::from_str(&array.sh("cat l/f8_3t.1")).unwrap();
+        let first: Value = serde_json::from_str(&cluster.sh("cat l/f8_3t.0")).unwrap();
+        let second: Value = serde_json::from_str(&cluster.sh("cat l/f8_3t.1")).unwrap();
         let records = first[0]["pieces"][0]["shape"][0].as_u64().unwrap();
         let expected = serde_json::json!([{
             "input": "cdf1.nc", "variable": "f8_3t", "dtype": "float64", "itemsize": 8, "shape": [4, 5, 7],
@@ -74,18 +76,22 @@ fn program_reads_variable_values_as_plain_file() {
         }]);
         assert_eq!(second, expected);
         // The chunks are compressed and shuffled.
-        array.done(array.submit(&show("netcdf4.nc", "deflated", "part")));
-        let lies = array.json(&["variables", "/netcdf4.nc", "deflated"]);
+        cluster.done(cluster.submit(&show("netcdf4.nc", "deflated", "part")));
+        let lies = cluster.json(&["variables", "/netcdf4.nc", "deflated"]);
         let parts = lies["variables"][0]["where"].as_array().unwrap().len();
-        let made = array.sh("ls v/deflated.*").lines().count();
+        let made = cluster.sh("ls v/deflated.*").lines().count();
         assert!((1..=parts).contains(&made), "{lies:#}");
-        let size: usize = array.sh("cat v/deflated.* | wc -c").trim().parse().unwrap();
+        let size: usize = cluster
+            .sh("cat v/deflated.* | wc -c")
+            .trim()
+            .parse()
+            .unwrap();
         assert_eq!(size, values_of("netcdf4.nc", "deflated").len());
     }
 }
 
 /// Stores records of 24 bytes, in which the middle 8 bytes are a number.
-fn with_records(array: &Array) -> Vec<i64> {
+fn with_records(cluster: &Cluster) -> Vec<i64> {
     let numbers: Vec<i64> = {
         let mut chance = Chance(3);
         (0..50_000)
@@ -94,23 +100,23 @@ fn with_records(array: &Array) -> Vec<i64> {
     };
     let record = |number: &i64| [7_i64.to_le_bytes(), number.to_le_bytes(), [2; 8]].concat();
     let bytes: Vec<u8> = numbers.iter().flat_map(record).collect();
-    let local = array.path("records");
+    let local = cluster.path("records");
     std::fs::write(&local, bytes).unwrap();
-    put(array, &local, "/records");
+    put(cluster, &local, "/records");
     numbers
 }
 
 #[test]
 fn kernels_run_on_nodes_with_values_and_read_each_once() {
-    let Some(array) = array(true) else { return };
-    let numbers = with_records(&array);
-    let id = array.submit(&job(
+    let Some(cluster) = cluster(true) else { return };
+    let numbers = with_records(&cluster);
+    let id = cluster.submit(&job(
         r#"name = "sum"; kernel = "sum"; args = [ "dtype=i64" ]; per = "part"; mapper = "columns:_=V8,x=<i8,_=V8";
            input = [ "records" ]; output = [ "sum.%part" ];"#,
     ));
-    let told = array.done(id);
+    let told = cluster.done(id);
     let tasks = told["tasks"].as_array().unwrap();
-    let layout = array.json(&["layout", "/records"]);
+    let layout = cluster.json(&["layout", "/records"]);
     for (task, part) in tasks.iter().zip(layout["parts"].as_array().unwrap()) {
         assert_eq!(task["node"], part["copies"][0]["node"], "{told:#}");
     }
@@ -119,19 +125,19 @@ fn kernels_run_on_nodes_with_values_and_read_each_once() {
         .map(|task| task["moved_bytes"].as_u64().unwrap())
         .sum::<u64>();
     assert!(moved < 20_000, "only what crosses stripes: {moved}");
-    let sums = array.sh("cat sum.*");
+    let sums = cluster.sh("cat sum.*");
     let sum: i64 = sums
         .lines()
         .map(|line| line.trim().parse::<i64>().unwrap())
         .sum();
     assert_eq!(sum, numbers.iter().sum::<i64>());
     // The same task over the same bytes is cached; a task for another column is another task.
-    let again = array.done(array.submit(&job(
+    let again = cluster.done(cluster.submit(&job(
         r#"name = "sum"; kernel = "sum"; args = [ "dtype=i64" ]; per = "part"; mapper = "columns:x=<i8,_=V16";
            input = [ "records" ]; output = [ "first.%part" ];"#,
     )));
     assert!(again["tasks"][0]["reused"].is_null(), "{again:#}");
-    let first: i64 = array
+    let first: i64 = cluster
         .sh("cat first.*")
         .lines()
         .map(|line| line.trim().parse::<i64>().unwrap())
@@ -141,14 +147,16 @@ fn kernels_run_on_nodes_with_values_and_read_each_once() {
 
 #[test]
 fn missing_or_damaged_variable_is_reported() {
-    let Some(array) = array(false) else { return };
-    put(&array, &fixture("netcdf4.nc"), "/good.nc");
+    let Some(cluster) = cluster(false) else {
+        return;
+    };
+    put(&cluster, &fixture("netcdf4.nc"), "/good.nc");
     let mut bytes = std::fs::read(fixture("netcdf4.nc")).unwrap();
     let told = |file: &str, mapper: &str| {
         let task = format!(
             r#"name = "t"; kernel = "mean"; per = "piece"; mapper = "{mapper}"; input = [ "{file}" ]; output = [ "m.%piece" ];"#
         );
-        let said = array.try_submit(&job(&task));
+        let said = cluster.try_submit(&job(&task));
         assert!(!said.ok, "{file} {mapper}");
         said.err
     };
@@ -160,17 +168,17 @@ fn missing_or_damaged_variable_is_reported() {
     assert!(told("good.nc", "zarr:deflated").contains("the file is hdf5"));
     assert!(told("good.nc", "grib:t").contains("give \"netcdf:VARIABLE\""));
     assert!(told("good.nc", "columns:a=<f8,b=<f8").contains("call the others _"));
-    std::fs::write(array.path("cut"), &bytes[..bytes.len() / 2]).unwrap();
-    put(&array, &array.path("cut"), "/cut.nc");
+    std::fs::write(cluster.path("cut"), &bytes[..bytes.len() / 2]).unwrap();
+    put(&cluster, &cluster.path("cut"), "/cut.nc");
     told("cut.nc", "netcdf:deflated");
-    std::fs::write(array.path("noise"), Chance(9).bytes(20_000)).unwrap();
-    put(&array, &array.path("noise"), "/noise.nc");
+    std::fs::write(cluster.path("noise"), Chance(9).bytes(20_000)).unwrap();
+    put(&cluster, &cluster.path("noise"), "/noise.nc");
     assert!(told("noise.nc", "netcdf:deflated").contains("first bytes are"));
-    std::fs::write(array.path("none"), "").unwrap();
-    put(&array, &array.path("none"), "/none.nc");
+    std::fs::write(cluster.path("none"), "").unwrap();
+    put(&cluster, &cluster.path("none"), "/none.nc");
     told("none.nc", "netcdf:deflated");
     // One byte within a chunk changes: the header stays the same.
-    let lies = array.json(&["variables", "/good.nc", "deflated"]);
+    let lies = cluster.json(&["variables", "/good.nc", "deflated"]);
     assert!(lies["variables"][0]["where"][0]["bytes"].as_u64().unwrap() > 0);
     let streams: Vec<usize> = (0..bytes.len() - 1)
         .filter(|&at| bytes[at] == 0x78 && matches!(bytes[at + 1], 0x01 | 0x5e | 0x9c | 0xda))
@@ -178,13 +186,13 @@ fn missing_or_damaged_variable_is_reported() {
     for at in streams {
         bytes[at + 4] ^= 0xff;
     }
-    std::fs::write(array.path("bad"), &bytes).unwrap();
-    put(&array, &array.path("bad"), "/bad.nc");
-    let id = array.submit(&job(
+    std::fs::write(cluster.path("bad"), &bytes).unwrap();
+    put(&cluster, &cluster.path("bad"), "/bad.nc");
+    let id = cluster.submit(&job(
         r#"name = "t"; kernel = "wc"; args = [ "-c", "bad.nc" ]; type = "program"; per = "piece"; mapper = "netcdf:deflated";
            input = [ "bad.nc" ]; output = [ "w.%piece" ]; stdout = "w.%piece";"#,
     ));
-    let ended = array.ended(id);
+    let ended = cluster.ended(id);
     let why = ended.to_string();
     assert_eq!(ended["state"], "failed");
     assert!(
@@ -194,7 +202,7 @@ fn missing_or_damaged_variable_is_reported() {
         "{ended:#}"
     );
     for index in 0..3 {
-        let run = std::fs::read_dir(array.node_folder(index).join("run")).unwrap();
+        let run = std::fs::read_dir(cluster.node_directory(index).join("run")).unwrap();
         let left: Vec<_> = run
             .flatten()
             .filter(|entry| entry.path().extension().is_some())
@@ -204,22 +212,24 @@ fn missing_or_damaged_variable_is_reported() {
 }
 
 /// Returns the output of a built-in kernel for a file of this machine.
-fn alone(array: &Array, kernel: &str, args: &str, path: &str) -> Vec<u8> {
+fn alone(cluster: &Cluster, kernel: &str, args: &str, path: &str) -> Vec<u8> {
     let task = format!(
         r#"name = "alone"; kernel = "{kernel}"; args = [ {args} ]; input = [ "{path}" ]; output = [ "alone" ];"#
     );
-    array.done(array.submit(&format!("replace = true; {}", job(&task))));
-    std::fs::read(array.at("alone")).unwrap()
+    cluster.done(cluster.submit(&format!("replace = true; {}", job(&task))));
+    std::fs::read(cluster.at("alone")).unwrap()
 }
 
 #[test]
 fn merged_result_of_components_equals_whole_result() {
     for remote in [false, true] {
-        let Some(array) = array(remote) else { return };
-        with_records(&array);
-        put(&array, &fixture("netcdf4.nc"), "/netcdf4.nc");
+        let Some(cluster) = cluster(remote) else {
+            return;
+        };
+        with_records(&cluster);
+        put(&cluster, &fixture("netcdf4.nc"), "/netcdf4.nc");
         let values = values_of("netcdf4.nc", "deflated");
-        std::fs::write(array.at("values"), values).unwrap();
+        std::fs::write(cluster.at("values"), values).unwrap();
         let kernels = [
             (
                 "stats",
@@ -235,13 +245,13 @@ fn merged_result_of_components_equals_whole_result() {
                 let task = format!(
                     r#"name = "m"; kernel = "{kernel}"; args = [ {args} ]; per = "{per}"; input = [ "records" ]; output = [ "merged" ];"#
                 );
-                let said = array.try_submit(&format!("replace = true; {}", job(&task)));
+                let said = cluster.try_submit(&format!("replace = true; {}", job(&task)));
                 assert!(said.ok, "{kernel}: {}", said.err);
                 let reply: Value = serde_json::from_str(&said.out).unwrap();
-                array.done(reply["job"].as_u64().unwrap());
+                cluster.done(reply["job"].as_u64().unwrap());
                 assert_eq!(
-                    std::fs::read(array.at("merged")).unwrap(),
-                    alone(&array, kernel, args, "records"),
+                    std::fs::read(cluster.at("merged")).unwrap(),
+                    alone(&cluster, kernel, args, "records"),
                     "{kernel} {per}"
                 );
             }
@@ -251,14 +261,14 @@ fn merged_result_of_components_equals_whole_result() {
                 r#"name = "m"; kernel = "stats"; args = [ "dtype=f32" ]; per = "{per}"; mapper = "netcdf:deflated"; input = [ "netcdf4.nc" ];
                    output = [ "merged" ];"#
             );
-            array.done(array.submit(&format!("replace = true; {}", job(&task))));
+            cluster.done(cluster.submit(&format!("replace = true; {}", job(&task))));
             assert_eq!(
-                std::fs::read(array.at("merged")).unwrap(),
-                alone(&array, "stats", r#""dtype=f32""#, "values"),
+                std::fs::read(cluster.at("merged")).unwrap(),
+                alone(&cluster, "stats", r#""dtype=f32""#, "values"),
                 "{per}"
             );
         }
-        let lineage = array.json(&["lineage", "/merged", "--format", "json"]);
+        let lineage = cluster.json(&["lineage", "/merged", "--format", "json"]);
         let runs = lineage["runs"].as_array().unwrap();
         assert_eq!(runs.len(), 1, "{lineage:#}");
         assert_eq!(
@@ -269,19 +279,21 @@ fn merged_result_of_components_equals_whole_result() {
             )
         );
         assert!(lineage.to_string().contains("/netcdf4.nc"), "{lineage:#}");
-        let check = array.run(&["check", "--age", "0"]);
+        let check = cluster.run(&["check", "--age", "0"]);
         assert!(check.ok, "{}{}", check.out, check.err);
     }
 }
 
 #[test]
 fn user_kernel_merges_outputs_of_components() {
-    let Some(array) = array(false) else { return };
-    let numbers = with_records(&array);
+    let Some(cluster) = cluster(false) else {
+        return;
+    };
+    let numbers = with_records(&cluster);
     let reduced = r#"name = "r"; kernel = "od"; type = "program"; args = [ "-An", "-v", "-w8", "-td8", "records" ]; per = "part"; mapper = "columns:_=V8,x=<i8,_=V8";
         input = [ "records" ]; output = [ "d/smallest" ]; stdout = "d/smallest"; reduce = "/usr/bin/sort -n {inputs}";"#;
-    array.done(array.submit(&job(reduced)));
-    let got = array.sh("cat d/smallest");
+    cluster.done(cluster.submit(&job(reduced)));
+    let got = cluster.sh("cat d/smallest");
     let got: Vec<i64> = got
         .split_whitespace()
         .map(|word| word.parse().unwrap())
@@ -290,28 +302,28 @@ fn user_kernel_merges_outputs_of_components() {
     expected.sort_unstable();
     assert_eq!(got, expected);
     assert_eq!(
-        array.sh("ls d"),
+        cluster.sh("ls d"),
         "smallest\n",
         "what components wrote has no names"
     );
-    let lineage = array.json(&["lineage", "/d/smallest", "--format", "json"]);
+    let lineage = cluster.json(&["lineage", "/d/smallest", "--format", "json"]);
     assert_eq!(lineage["runs"].as_array().unwrap().len(), 1, "{lineage:#}");
     // A failed component fails the task, and no output is left.
     let fails = r#"name = "r"; kernel = "sh"; type = "program"; args = [ "-c", "[ %part != 1 ] && echo %part" ]; per = "part"; retries = 0;
         input = [ "records" ]; output = [ "none" ]; stdout = "none"; reduce = "cat {inputs}";"#;
-    let ended = array.ended(array.submit(&job(fails)));
+    let ended = cluster.ended(cluster.submit(&job(fails)));
     assert_eq!(ended["state"], "failed", "{ended:#}");
-    assert!(!array.at("none").exists());
-    let check = array.run(&["check", "--age", "0"]);
+    assert!(!cluster.at("none").exists());
+    let check = cluster.run(&["check", "--age", "0"]);
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
 /// Combines the output of components, values and their positions; values that were never written are left out.
-fn assembled(array: &Array, size: usize) -> Vec<Option<Vec<u8>>> {
+fn assembled(cluster: &Cluster, size: usize) -> Vec<Option<Vec<u8>>> {
     let mut whole = vec![None; size];
-    for number in array.sh("cd v; ls").lines() {
-        let values = std::fs::read(array.at(&format!("v/{number}"))).unwrap();
-        let told = array.sh(&format!("cat l/{number}"));
+    for number in cluster.sh("cd v; ls").lines() {
+        let values = std::fs::read(cluster.at(&format!("v/{number}"))).unwrap();
+        let told = cluster.sh(&format!("cat l/{number}"));
         let told: Value = serde_json::from_str(&told).unwrap();
         let numbers = |json: &Value| -> Vec<usize> {
             let all = json.as_array().unwrap().iter();
@@ -342,38 +354,42 @@ fn assembled(array: &Array, size: usize) -> Vec<Option<Vec<u8>>> {
     whole
 }
 
-/// Checks one result of all components, its lineage, and a folder with files that are missing, damaged, or changed.
-fn a_folder_is_summed(array: &Array) {
+/// Checks one result of all components, its lineage, and a directory with files that are missing, damaged, or changed.
+fn a_directory_is_summed(cluster: &Cluster) {
     let sum = |output: &str| {
         job(&format!(
             r#"name = "n"; kernel = "stats"; args = [ "dtype=f32", "of=count" ]; per = "part"; mapper = "zarr:tas"; input = [ "three.zarr" ]; output = [ "{output}" ];"#
         ))
     };
-    array.done(array.submit(&sum("n1")));
-    let chunk = array.sh("ls three.zarr/tas/c/0/0; mv three.zarr/tas/c/0/0 away; sync away");
+    cluster.done(cluster.submit(&sum("n1")));
+    let chunk = cluster.sh("ls three.zarr/tas/c/0/0; mv three.zarr/tas/c/0/0 away; sync away");
     assert!(!chunk.is_empty());
-    array.done(array.submit(&sum("n2")));
-    assert_ne!(array.sh("cat n1"), array.sh("cat n2"), "it is in no piece");
-    let lineage = array.json(&["lineage", "/n1", "--format", "json"]);
+    cluster.done(cluster.submit(&sum("n2")));
+    assert_ne!(
+        cluster.sh("cat n1"),
+        cluster.sh("cat n2"),
+        "it is in no piece"
+    );
+    let lineage = cluster.json(&["lineage", "/n1", "--format", "json"]);
     assert_eq!(lineage["runs"].as_array().unwrap().len(), 1, "{lineage:#}");
     assert!(lineage.to_string().contains("/tas/c/"), "{lineage:#}");
-    // A damaged chunk, and a folder that is no Zarr.
-    array.sh("echo hello > three.zarr/tas/c/0/1; sync three.zarr/tas/c/0/1");
-    let ended = array.ended(array.submit(&sum("n3")));
+    // A damaged chunk, and a directory that is no Zarr.
+    cluster.sh("echo hello > three.zarr/tas/c/0/1; sync three.zarr/tas/c/0/1");
+    let ended = cluster.ended(cluster.submit(&sum("n3")));
     assert_eq!(ended["state"], "failed");
     assert!(
         ended.to_string().contains("of tas, from index"),
         "{ended:#}"
     );
     for (input, mapper, why) in [
-        ("three.zarr/tas/c", "zarr:tas", "the folder is no Zarr"),
+        ("three.zarr/tas/c", "zarr:tas", "the directory is no Zarr"),
         ("three.zarr", "zarr:rain", "no variable rain; there are"),
-        ("three.zarr", "netcdf:tas", "is a folder"),
+        ("three.zarr", "netcdf:tas", "is a directory"),
     ] {
         let task = format!(
             r#"name = "n"; kernel = "mean"; per = "part"; mapper = "{mapper}"; input = [ "{input}" ]; output = [ "none" ];"#
         );
-        let said = array.try_submit(&job(&task));
+        let said = cluster.try_submit(&job(&task));
         assert!(!said.ok && said.err.contains(why), "{}", said.err);
     }
 }
@@ -381,8 +397,10 @@ fn a_folder_is_summed(array: &Array) {
 /// Missing values by three attributes, in two chunks of a Zarr.
 #[test]
 fn built_in_kernels_skip_same_missing_values_as_reduce() {
-    let Some(array) = array(false) else { return };
-    std::fs::create_dir_all(array.at("z/x")).unwrap();
+    let Some(cluster) = cluster(false) else {
+        return;
+    };
+    std::fs::create_dir_all(cluster.at("z/x")).unwrap();
     let chunk = |values: [i16; 4]| values.map(i16::to_le_bytes).concat();
     for (name, bytes) in [
         (".zgroup", br#"{"zarr_format": 2}"#.to_vec()),
@@ -395,22 +413,22 @@ fn built_in_kernels_skip_same_missing_values_as_reduce() {
         ("x/0", chunk([1, 2, -9, -8])),
         ("x/1", chunk([101, 5, 6, 7])),
     ] {
-        std::fs::write(array.at("z").join(name), bytes).unwrap();
+        std::fs::write(cluster.at("z").join(name), bytes).unwrap();
     }
-    array.sh("find z -type f -exec sync {} +");
+    cluster.sh("find z -type f -exec sync {} +");
     let stats = |args: &str| {
         job(&format!(
             r#"name = "s"; kernel = "stats"; args = [ {args} "of=count,sum" ]; per = "part"; mapper = "zarr:x"; input = [ "z" ]; output = [ "s" ];"#
         ))
     };
     let found = |args: &str| {
-        array.done(array.submit(&format!("replace = true; {}", stats(args))));
-        let found = std::fs::read_to_string(array.at("s")).unwrap();
+        cluster.done(cluster.submit(&format!("replace = true; {}", stats(args))));
+        let found = std::fs::read_to_string(cluster.at("s")).unwrap();
         found.split_whitespace().collect::<Vec<_>>().join(" ")
     };
     assert_eq!(found(r#""dtype=i16","#), "count 5 sum 21");
     for (operation, number) in [("count", 5), ("sum", 21)] {
-        let reduced = array.json(&["reduce", operation, "/z:x"]);
+        let reduced = cluster.json(&["reduce", operation, "/z:x"]);
         assert_eq!(reduced["values"][operation], number, "{reduced:#}");
     }
     // A task that names a missing value uses only that one.
@@ -419,20 +437,22 @@ fn built_in_kernels_skip_same_missing_values_as_reduce() {
         ("", "dtype=i16"),
         (r#""dtype=i16", "order=big","#, "order=big"),
     ] {
-        let said = array.try_submit(&stats(args));
+        let said = cluster.try_submit(&stats(args));
         assert!(!said.ok && said.err.contains(word), "{}", said.err);
     }
 }
 
 #[test]
-fn zarr_folder_is_read_on_nodes_with_its_chunks() {
+fn zarr_directory_is_read_on_nodes_with_its_chunks() {
     for remote in [false, true] {
-        let Some(array) = array(remote) else { return };
-        let folders = [fixture("three.zarr"), fixture("two.zarr")];
-        let [three, two] = folders.each_ref().map(|path| path.display());
-        array.sh(&format!("cp -r {three} {two} .; mkdir v l"));
-        array.sh("find . -name .tidemill -prune -o -type f -exec sync {} +");
-        for (folder, variable, itemsize, per) in [
+        let Some(cluster) = cluster(remote) else {
+            return;
+        };
+        let directories = [fixture("three.zarr"), fixture("two.zarr")];
+        let [three, two] = directories.each_ref().map(|path| path.display());
+        cluster.sh(&format!("cp -r {three} {two} .; mkdir v l"));
+        cluster.sh("find . -name .tidemill -prune -o -type f -exec sync {} +");
+        for (directory, variable, itemsize, per) in [
             ("three.zarr", "tas", 4, "part"),
             ("three.zarr", "group/sharded", 4, "part"),
             ("three.zarr", "group/sharded", 4, "piece"),
@@ -440,9 +460,9 @@ fn zarr_folder_is_read_on_nodes_with_its_chunks() {
         ] {
             let task = format!(
                 r#"name = "show"; kernel = "sh"; type = "program"; args = [ "-c", "cat $0; printf %s \"$TIDEMILL_LAYOUT\" > $1", "{{inputs}}", "l/%{per}" ];
-                   per = "{per}"; mapper = "zarr:{variable}"; input = [ "{folder}" ]; output = [ "v/%{per}", "l/%{per}" ]; stdout = "v/%{per}";"#
+                   per = "{per}"; mapper = "zarr:{variable}"; input = [ "{directory}" ]; output = [ "v/%{per}", "l/%{per}" ]; stdout = "v/%{per}";"#
             );
-            let told = array.done(array.submit(&job(&task)));
+            let told = cluster.done(cluster.submit(&job(&task)));
             let tasks = told["tasks"].as_array().unwrap();
             if per == "part" {
                 assert!(
@@ -458,20 +478,20 @@ fn zarr_folder_is_read_on_nodes_with_its_chunks() {
                     "chunks are read where they are: {told:#}"
                 );
             }
-            let expected = values_of(folder.trim_end_matches('/'), variable);
-            let whole = assembled(&array, expected.len() / itemsize);
+            let expected = values_of(directory.trim_end_matches('/'), variable);
+            let whole = assembled(&cluster, expected.len() / itemsize);
             let there = whole.iter().flatten().count();
             assert!(there * 2 > whole.len(), "{variable} {there}");
             for (found, expected) in whole.iter().zip(expected.chunks(itemsize)) {
                 assert!(
                     found.as_deref().is_none_or(|found| found == expected),
-                    "{folder} {variable} {per}"
+                    "{directory} {variable} {per}"
                 );
             }
-            array.sh("rm -r v l; mkdir v l");
+            cluster.sh("rm -r v l; mkdir v l");
         }
-        a_folder_is_summed(&array);
-        let check = array.run(&["check", "--age", "0"]);
+        a_directory_is_summed(&cluster);
+        let check = cluster.run(&["check", "--age", "0"]);
         assert!(check.ok, "{}{}", check.out, check.err);
     }
 }
@@ -479,7 +499,9 @@ fn zarr_folder_is_read_on_nodes_with_its_chunks() {
 #[test]
 fn csv_columns_are_read_by_line_on_their_nodes() {
     for remote in [false, true] {
-        let Some(array) = array(remote) else { return };
+        let Some(cluster) = cluster(remote) else {
+            return;
+        };
         let mut chance = Chance(5);
         let mut text = "station,\"t, K\",n\n".to_owned();
         let mut numbers = Vec::new();
@@ -488,16 +510,16 @@ fn csv_columns_are_read_by_line_on_their_nodes() {
             numbers.push(n);
             text.push_str(&format!("\"s,{}\",{}.5,{n}\r\n", line % 7, line));
         }
-        std::fs::write(array.path("text"), &text).unwrap();
-        put(&array, &array.path("text"), "/t.csv");
+        std::fs::write(cluster.path("text"), &text).unwrap();
+        put(&cluster, &cluster.path("text"), "/t.csv");
         let task = |per: &str, rest: &str| {
             job(&format!(
                 r#"name = "n"; kernel = "cat"; type = "program"; args = [ "t.csv" ]; per = "{per}"; input = [ "t.csv" ]; {rest}"#
             ))
         };
         let values = |files: &str| -> Vec<i64> {
-            array.sh(&format!("cat {files} > all"));
-            let bytes = std::fs::read(array.at("all")).unwrap();
+            cluster.sh(&format!("cat {files} > all"));
+            let bytes = std::fs::read(cluster.at("all")).unwrap();
             bytes
                 .chunks(8)
                 .map(|one| i64::from_ne_bytes(one.try_into().unwrap()))
@@ -507,9 +529,9 @@ fn csv_columns_are_read_by_line_on_their_nodes() {
             "part",
             r#"mapper = "columns:csv,n,type=i8"; output = [ "p.%part" ]; stdout = "p.%part";"#,
         );
-        let told = array.done(array.submit(&parts));
+        let told = cluster.done(cluster.submit(&parts));
         let tasks = told["tasks"].as_array().unwrap();
-        let layout = array.json(&["layout", "/t.csv"]);
+        let layout = cluster.json(&["layout", "/t.csv"]);
         for (task, part) in tasks.iter().zip(layout["parts"].as_array().unwrap()) {
             assert_eq!(task["node"], part["copies"][0]["node"], "{told:#}");
         }
@@ -522,7 +544,7 @@ fn csv_columns_are_read_by_line_on_their_nodes() {
             "piece",
             r#"mapper = "columns:csv,#2,type=i8"; output = [ "d/%piece" ]; stdout = "d/%piece";"#,
         );
-        array.done(array.submit(&pieces));
+        cluster.done(cluster.submit(&pieces));
         assert_eq!(values("d/*"), numbers, "in the order of the file");
         // A column with a comma in its name; no kernel joins components here, because the order of lines is not known.
         let sum = |output: &str| {
@@ -530,14 +552,14 @@ fn csv_columns_are_read_by_line_on_their_nodes() {
                 r#"name = "s"; kernel = "sum"; args = [ "dtype=f64" ]; per = "part"; mapper = "columns:csv,\"t, K\""; input = [ "t.csv" ]; output = [ "{output}" ];"#
             ))
         };
-        let said = array.try_submit(&sum("total"));
+        let said = cluster.try_submit(&sum("total"));
         assert!(
             !said.ok && said.err.contains("say how in \"reduce\""),
             "{}",
             said.err
         );
-        array.done(array.submit(&sum("total.%part")));
-        let sums = array.sh("cat total.*");
+        cluster.done(cluster.submit(&sum("total.%part")));
+        let sums = cluster.sh("cat total.*");
         let sum: f64 = sums
             .split_whitespace()
             .map(|one| one.parse::<f64>().unwrap())
@@ -551,12 +573,12 @@ fn csv_columns_are_read_by_line_on_their_nodes() {
             let at = text.match_indices('\n').nth(9_999).unwrap().0 + 1;
             let mut bad = text.clone();
             bad.insert_str(at, &format!("q,1,{wrong}\r\n"));
-            std::fs::write(array.path("text"), &bad).unwrap();
-            let said = array.run(&[
+            std::fs::write(cluster.path("text"), &bad).unwrap();
+            let said = cluster.run(&[
                 "put",
                 "--stripe",
                 "4096,3",
-                array.path("text").to_str().unwrap(),
+                cluster.path("text").to_str().unwrap(),
                 "/t.csv",
             ]);
             assert!(said.ok, "{}", said.err);
@@ -564,10 +586,10 @@ fn csv_columns_are_read_by_line_on_their_nodes() {
                 "part",
                 r#"retries = 0; mapper = "columns:csv,n,type=i8"; output = [ "q.%part" ]; stdout = "q.%part";"#,
             );
-            let ended = array.ended(array.submit(&bad));
+            let ended = cluster.ended(cluster.submit(&bad));
             let told = ended.to_string();
             let line = bad_line(&text, at, wrong);
-            array.sh("rm -f q.*");
+            cluster.sh("rm -f q.*");
             assert!(
                 ended["state"] == "failed"
                     && told.contains(&line)

@@ -1,25 +1,25 @@
-//! Tests nodes that are drained and removed, in an array of real processes under load.
+//! Tests nodes that are drained and removed, in a cluster of real processes under load.
 
-use crate::array::{Array, Options, wait};
+use crate::cluster::{Cluster, Options, wait};
 use std::io::{Read, Seek};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Returns the node with the first copy of a file, from `tidemill layout`.
-fn node_of(array: &Array, path: &str) -> u64 {
-    let layout = array.json(&["layout", path]);
+fn node_of(cluster: &Cluster, path: &str) -> u64 {
+    let layout = cluster.json(&["layout", path]);
     layout["parts"][0]["copies"][0]["node"].as_u64().unwrap()
 }
 
 /// Reads files repeatedly, through the mount and with new lookups of their names, until `end` is set; returns the number of repetitions.
-fn read_on(array: &Array, end: &Arc<AtomicBool>) -> std::thread::JoinHandle<usize> {
-    let (folder, end) = (array.at("d"), end.clone());
+fn read_on(cluster: &Cluster, end: &Arc<AtomicBool>) -> std::thread::JoinHandle<usize> {
+    let (directory, end) = (cluster.at("d"), end.clone());
     std::thread::spawn(move || {
-        let mut open = std::fs::File::open(folder.join("large")).unwrap();
+        let mut open = std::fs::File::open(directory.join("large")).unwrap();
         let mut rounds = 0;
         while !end.load(Ordering::Relaxed) || rounds == 0 {
             for number in 0..40 {
-                let text = std::fs::read_to_string(folder.join(format!("f{number}"))).unwrap();
+                let text = std::fs::read_to_string(directory.join(format!("f{number}"))).unwrap();
                 assert_eq!(text, format!("{number}\n"));
             }
             let mut bytes = Vec::new();
@@ -32,7 +32,7 @@ fn read_on(array: &Array, end: &Arc<AtomicBool>) -> std::thread::JoinHandle<usiz
     })
 }
 
-/// Reads, writes and tasks during the drain of a node succeed. Then the node is removed and killed, its folder
+/// Reads, writes and tasks during the drain of a node succeed. Then the node is removed and killed, its directory
 /// is deleted, and nothing is lost.
 #[test]
 fn node_is_drained_and_removed_under_load() {
@@ -41,139 +41,145 @@ fn node_is_drained_and_removed_under_load() {
             remote,
             ..Options::default()
         };
-        let Some(mut array) = Array::with(options) else {
+        let Some(mut cluster) = Cluster::with(options) else {
             return;
         };
-        array.sh("mkdir d; setfattr -n user.tidemill.node -v 0 d; for i in $(seq 0 39); do echo $i > d/f$i; done");
-        std::fs::write(array.at("d/large"), vec![7; 3_000_000]).unwrap();
+        cluster.sh("mkdir d; setfattr -n user.tidemill.node -v 0 d; for i in $(seq 0 39); do echo $i > d/f$i; done");
+        std::fs::write(cluster.at("d/large"), vec![7; 3_000_000]).unwrap();
         let script = r#"name = "j"; workdir = "/d"; tasks = (
             { name = "slow"; kernel = "/bin/sh"; args = ["-c", "sleep 1; cat f1"]; input = ["f1"]; output = ["one"];
               stdout = "one"; node = 0; },
             { name = "next"; kernel = "/bin/cat"; args = ["one", "f2"]; input = ["one", "f2"]; output = ["two"];
               stdout = "two"; } );"#;
-        let job = array.submit(script);
+        let job = cluster.submit(script);
         let end = Arc::new(AtomicBool::new(false));
-        let reader = read_on(&array, &end);
-        let mut written = std::fs::File::create(array.at("d/written")).unwrap();
+        let reader = read_on(&cluster, &end);
+        let mut written = std::fs::File::create(cluster.at("d/written")).unwrap();
         std::io::Write::write_all(&mut written, b"half ").unwrap();
-        let began = array.run(&["node", "drain", "0"]);
+        let began = cluster.run(&["node", "drain", "0"]);
         assert!(
             began.ok && began.out.contains("node 0 is being emptied"),
             "{}{}",
             began.out,
             began.err
         );
-        assert!(array.run(&["status"]).out.contains("up, emptied"));
-        // The folder names the node; the file is created anyway, on another node.
-        array.sh("echo new > d/new");
-        assert_eq!(node_of(&array, "/d/new"), 1);
-        assert_eq!(array.sh("cat d/new"), "new\n");
+        assert!(cluster.run(&["status"]).out.contains("up, emptied"));
+        // The directory names the node; the file is created anyway, on another node.
+        cluster.sh("echo new > d/new");
+        assert_eq!(node_of(&cluster, "/d/new"), 1);
+        assert_eq!(cluster.sh("cat d/new"), "new\n");
         std::io::Write::write_all(&mut written, b"whole").unwrap();
         drop(written);
-        array.done(job);
-        assert_eq!(array.sh("cat d/two d/written"), "1\n2\nhalf whole");
+        cluster.done(job);
+        assert_eq!(cluster.sh("cat d/two d/written"), "1\n2\nhalf whole");
         end.store(true, Ordering::Relaxed);
         assert!(reader.join().unwrap() > 0);
-        let drained = array.run(&["node", "drain", "0", "--wait"]);
+        let drained = cluster.run(&["node", "drain", "0", "--wait"]);
         assert!(
             drained.ok && drained.out.contains("node 0 is empty"),
             "{}{}",
             drained.out,
             drained.err
         );
-        let check = array.run(&["check", "--age", "0"]);
+        let check = cluster.run(&["check", "--age", "0"]);
         assert!(check.ok, "{}{}", check.out, check.err);
-        assert!(!array.run(&["node", "remove", "1"]).ok, "it has everything");
-        taken_out(&mut array);
+        assert!(
+            !cluster.run(&["node", "remove", "1"]).ok,
+            "it has everything"
+        );
+        taken_out(&mut cluster);
     }
 }
 
-/// The drained node is removed and killed, and its folder is deleted: no file is lost.
-fn taken_out(array: &mut Array) {
-    let removed = array.run(&["node", "remove", "0"]);
+/// The drained node is removed and killed, and its directory is deleted: no file is lost.
+fn taken_out(cluster: &mut Cluster) {
+    let removed = cluster.run(&["node", "remove", "0"]);
     assert!(removed.ok, "{}", removed.err);
-    array.kill_node(0);
-    std::fs::rename(array.node_folder(0), array.path("gone")).unwrap();
+    cluster.kill_node(0);
+    std::fs::rename(cluster.node_directory(0), cluster.path("gone")).unwrap();
     for number in 0..40 {
-        assert_eq!(array.sh(&format!("cat d/f{number}")), format!("{number}\n"));
-        assert_eq!(node_of(array, &format!("/d/f{number}")), 1);
+        assert_eq!(
+            cluster.sh(&format!("cat d/f{number}")),
+            format!("{number}\n")
+        );
+        assert_eq!(node_of(cluster, &format!("/d/f{number}")), 1);
     }
-    assert!(std::fs::read(array.at("d/large")).unwrap() == vec![7; 3_000_000]);
-    let check = array.run(&["check", "--age", "0"]);
+    assert!(std::fs::read(cluster.at("d/large")).unwrap() == vec![7; 3_000_000]);
+    let check = cluster.run(&["check", "--age", "0"]);
     assert!(check.ok, "{}{}", check.out, check.err);
-    let status = array.json(&["status"]);
+    let status = cluster.json(&["status"]);
     assert_eq!(status["nodes"].as_array().unwrap().len(), 1);
-    let last = array.run(&["node", "drain", "1"]);
+    let last = cluster.run(&["node", "drain", "1"]);
     assert!(
         !last.ok && last.err.contains("the last one that keeps data"),
         "{}",
         last.err
     );
-    assert!(array.run(&["lineage", "/d/two"]).out.contains("/d/one"));
+    assert!(cluster.run(&["lineage", "/d/two"]).out.contains("/d/one"));
 }
 
 #[test]
 fn move_and_rebalance_survive_server_kills() {
-    let Some(mut array) = Array::start() else {
+    let Some(mut cluster) = Cluster::start() else {
         return;
     };
-    array.sh("mkdir d; setfattr -n user.tidemill.node -v 0 d; for i in $(seq 0 99); do head -c 20000 /dev/zero > d/f$i; done");
+    cluster.sh("mkdir d; setfattr -n user.tidemill.node -v 0 d; for i in $(seq 0 99); do head -c 20000 /dev/zero > d/f$i; done");
     wait("all are sealed", || {
-        let listed = array.json(&["ls", "/d"]);
+        let listed = cluster.json(&["ls", "/d"]);
         let files = listed["entries"].as_array().unwrap();
         files.len() == 100 && files.iter().all(|file| file["writing"] != true)
     });
-    let mut open = std::fs::File::open(array.at("d/f7")).unwrap();
-    let moved = array.run(&["move", "/d", "--node", "1"]);
+    let mut open = std::fs::File::open(cluster.at("d/f7")).unwrap();
+    let moved = cluster.run(&["move", "/d", "--node", "1"]);
     assert!(
         moved.ok && moved.out.contains("100 files"),
         "{}{}",
         moved.out,
         moved.err
     );
-    array.kill_server();
-    array.start_server();
-    array.wait_for_nodes(2);
+    cluster.kill_server();
+    cluster.start_server();
+    cluster.wait_for_nodes(2);
     wait("all are moved", || {
-        let said = array.json(&["labels"]);
+        let said = cluster.json(&["labels"]);
         said["pending"].as_array().is_some_and(Vec::is_empty)
     });
     let mut read = Vec::new();
     open.read_to_end(&mut read).unwrap();
     assert_eq!(read.len(), 20_000);
     drop(open);
-    assert_eq!(node_of(&array, "/d/f99"), 1);
-    let again = array.json(&["move", "/d", "--node", "1"]);
+    assert_eq!(node_of(&cluster, "/d/f99"), 1);
+    let again = cluster.json(&["move", "/d", "--node", "1"]);
     assert_eq!(
         (again["files"].as_u64(), again["there"].as_u64()),
         (Some(0), Some(100))
     );
     for (bad, why) in [
-        (["move", "/d", "--node", "9"], "not part of the array"),
+        (["move", "/d", "--node", "9"], "not part of the cluster"),
         (["move", "/none", "--node", "0"], "no such file"),
     ] {
-        let said = array.run(&bad);
+        let said = cluster.run(&bad);
         assert!(!said.ok && said.err.contains(why), "{}", said.err);
     }
-    assert!(!array.run(&["move", "/d"]).ok, "where to?");
-    let planned = array.json(&["rebalance", "--dry-run", "--within", "1"]);
+    assert!(!cluster.run(&["move", "/d"]).ok, "where to?");
+    let planned = cluster.json(&["rebalance", "--dry-run", "--within", "1"]);
     // Their files are small compared with their capacity.
     assert_eq!(planned["flows"].as_array().map(Vec::len), Some(0));
     assert_eq!(planned["nodes"][1]["held_bytes"].as_u64(), Some(2_000_000));
-    let bad = array.run(&["rebalance", "--within", "0"]);
+    let bad = cluster.run(&["rebalance", "--within", "0"]);
     assert!(!bad.ok && bad.err.contains("give 1 to 100"), "{}", bad.err);
     wait("what was there is removed", || {
-        let labels = array.json(&["labels"]);
+        let labels = cluster.json(&["labels"]);
         labels["labels"].as_array().is_some_and(Vec::is_empty)
     });
-    assert!(array.run(&["labels"]).ok);
-    let check = array.run(&["check", "--age", "0"]);
+    assert!(cluster.run(&["labels"]).ok);
+    let check = cluster.run(&["check", "--age", "0"]);
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
 /// Returns the nodes of the first copies of a file's parts, in the order of the parts.
-fn nodes_of(array: &Array, path: &str) -> Vec<u64> {
-    let layout = array.json(&["layout", path]);
+fn nodes_of(cluster: &Cluster, path: &str) -> Vec<u64> {
+    let layout = cluster.json(&["layout", path]);
     let parts = layout["parts"].as_array().unwrap().iter();
     let first = |part: &serde_json::Value| part["copies"][0]["node"].as_u64().unwrap();
     parts.map(first).collect()
@@ -186,23 +192,23 @@ fn striped_files_move_to_named_nodes_by_part() {
         mount: false,
         ..Options::default()
     };
-    let Some(array) = Array::with(options) else {
+    let Some(cluster) = Cluster::with(options) else {
         return;
     };
     let bytes: Vec<u8> = (0..500_000_u32).flat_map(u32::to_le_bytes).collect();
-    let (local, back) = (array.path("local"), array.path("back"));
+    let (local, back) = (cluster.path("local"), cluster.path("back"));
     std::fs::write(&local, &bytes).unwrap();
     let (local, back) = (local.to_str().unwrap(), back.to_str().unwrap());
     let is_whole = || {
-        assert!(array.run(&["get", "/f", back]).ok);
+        assert!(cluster.run(&["get", "/f", back]).ok);
         assert!(std::fs::read(back).unwrap() == bytes);
     };
-    assert!(array.run(&["put", "--stripe", "64KiB,2", local, "/f"]).ok);
-    let begun = nodes_of(&array, "/f");
+    assert!(cluster.run(&["put", "--stripe", "64KiB,2", local, "/f"]).ok);
+    let begun = nodes_of(&cluster, "/f");
     let others: Vec<u64> = (0..4).filter(|one| !begun.contains(one)).collect();
     let move_to = |nodes: &[u64]| {
         let named: Vec<String> = nodes.iter().map(u64::to_string).collect();
-        array.run(&["--json", "move", "/f", "--node", &named.join(",")])
+        cluster.run(&["--json", "move", "/f", "--node", &named.join(",")])
     };
     for wrong in [&[others[0], 9][..], &[9]] {
         let refused = move_to(wrong);
@@ -212,13 +218,13 @@ fn striped_files_move_to_named_nodes_by_part() {
             refused.err
         );
     }
-    assert_eq!(nodes_of(&array, "/f"), begun);
+    assert_eq!(nodes_of(&cluster, "/f"), begun);
     // First one part stays, then none.
     for named in [[others[0], begun[1]], [others[0], others[1]]] {
         let said = move_to(&named);
         let told: serde_json::Value = serde_json::from_str(&said.out).unwrap();
         assert!(said.ok && told["files"] == 1, "{}{}", said.out, said.err);
-        wait("the parts are there", || nodes_of(&array, "/f") == named);
+        wait("the parts are there", || nodes_of(&cluster, "/f") == named);
         is_whole();
         let again = move_to(&[named[1], named[0]]);
         let told: serde_json::Value = serde_json::from_str(&again.out).unwrap();
@@ -226,10 +232,10 @@ fn striped_files_move_to_named_nodes_by_part() {
     }
     assert!(move_to(&others[..1]).ok);
     wait("all is on one node", || {
-        nodes_of(&array, "/f") == [others[0]; 2]
+        nodes_of(&cluster, "/f") == [others[0]; 2]
     });
     is_whole();
     wait("what is left over is removed", || {
-        array.run(&["check", "--age", "0"]).ok
+        cluster.run(&["check", "--age", "0"]).ok
     });
 }

@@ -1,6 +1,6 @@
-//! Tests reserved names, mountpoints that protect files from being lost, and arrays that are restarted at once.
+//! Tests reserved names, mountpoints that protect files from being lost, and clusters that are restarted at once.
 
-use crate::array::{Array, Options, Said, can_mount, folder_of_nobody, said, wait};
+use crate::cluster::{Cluster, Options, Said, can_mount, directory_of_nobody, said, wait};
 use crate::require;
 use serde_json::{Value, json};
 use std::ffi::OsStr;
@@ -9,14 +9,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// An array of `tidemill up`, stopped at its end.
+/// A cluster of `tidemill up`, stopped at its end.
 struct Up(tempfile::TempDir);
 
 impl Up {
     fn new() -> Option<Self> {
         can_mount().then(|| {
-            let folder = tempfile::Builder::new().prefix("tidemill-e2e-").tempdir();
-            Self(folder.unwrap())
+            let directory = tempfile::Builder::new().prefix("tidemill-e2e-").tempdir();
+            Self(directory.unwrap())
         })
     }
 
@@ -165,7 +165,7 @@ fn mountpoint_of_killed_mount_refuses_files_until_down() {
 }
 
 #[test]
-fn two_arrays_keep_each_others_mounts() {
+fn two_clusters_keep_each_others_mounts() {
     let (Some(one), Some(two)) = (Up::new(), Up::new()) else {
         return;
     };
@@ -190,10 +190,10 @@ fn two_arrays_keep_each_others_mounts() {
     assert_eq!(std::fs::read(mnt.join("f")).unwrap(), b"one");
 }
 
-/// Another user's array is mounted by `fusermount3`.
+/// Another user's cluster is mounted by `fusermount3`.
 #[test]
-fn array_of_ordinary_user_mounts_and_unmounts() {
-    let Some(folder) = folder_of_nobody("true") else {
+fn cluster_of_ordinary_user_mounts_and_unmounts() {
+    let Some(directory) = directory_of_nobody("true") else {
         return;
     };
     let run = |args: &[&str]| {
@@ -202,8 +202,8 @@ fn array_of_ordinary_user_mounts_and_unmounts() {
         command
             .arg(env!("CARGO_BIN_EXE_tidemill"))
             .arg("--dir")
-            .arg(folder.path());
-        command.env("HOME", folder.path()).current_dir("/");
+            .arg(directory.path());
+        command.env("HOME", directory.path()).current_dir("/");
         said(command.args(args).output().unwrap())
     };
     let device = std::fs::metadata("/dev/fuse").unwrap().permissions().mode();
@@ -211,7 +211,7 @@ fn array_of_ordinary_user_mounts_and_unmounts() {
         require::tell("users may not mount, or not run the program");
         return;
     }
-    let mnt = folder.path().join("mnt");
+    let mnt = directory.path().join("mnt");
     for round in 0..2 {
         let up = run(&["up", "--nodes", "1"]);
         let mounted = is_mounted(&mnt);
@@ -225,12 +225,12 @@ fn array_of_ordinary_user_mounts_and_unmounts() {
 }
 
 #[test]
-fn control_folder_names_are_refused_everywhere() {
-    let Some(array) = Array::with(Options::default()) else {
+fn control_directory_names_are_refused_everywhere() {
+    let Some(cluster) = Cluster::with(Options::default()) else {
         return;
     };
-    array.sh("mkdir d w; echo x > f; echo x > w/in");
-    let local = array.path("local");
+    cluster.sh("mkdir d w; echo x > f; echo x > w/in");
+    let local = cluster.path("local");
     std::fs::write(&local, "x").unwrap();
     let local = local.to_str().unwrap();
     for name in ["/.tidemill", "/.analyzethis"] {
@@ -242,37 +242,37 @@ fn control_folder_names_are_refused_everywhere() {
             &["mkdir", name],
             &["mkdir", "-p", &below],
         ] {
-            let said = array.run(args);
+            let said = cluster.run(args);
             assert!(!said.ok, "{args:?}: {}", said.out);
             assert!(
-                said.err.contains("control folder"),
+                said.err.contains("control directory"),
                 "{args:?}: {}",
                 said.err
             );
         }
         for output in [name, &below] {
-            let said = array.try_submit(&format!(
+            let said = cluster.try_submit(&format!(
                 "name = \"s\"; workdir = \"/\"; tasks = ( {{ name = \"t\"; kernel = \"/bin/sh\"; \
                  args = [\"-c\", \"cat w/in > out\"]; input = [\"w/in\"]; output = [\"{output}\"]; }} );"
             ));
             assert!(!said.ok, "{output}: {}", said.out);
             assert!(
-                said.err.contains("control folder"),
+                said.err.contains("control directory"),
                 "{output}: {}",
                 said.err
             );
         }
     }
     assert_eq!(
-        array.sh("cat f; ls -A | sort | tr '\\n' ' '"),
+        cluster.sh("cat f; ls -A | sort | tr '\\n' ' '"),
         "x\nd f kernels w "
     );
 }
 
 /// Runs a command with arguments of any bytes, which must succeed.
-fn ok_bytes(array: &Array, args: &[&[u8]]) -> Vec<u8> {
+fn ok_bytes(cluster: &Cluster, args: &[&[u8]]) -> Vec<u8> {
     let args = args.iter().map(|arg| OsStr::from_bytes(arg));
-    let done = array.tidemill().args(args.clone()).output().unwrap();
+    let done = cluster.tidemill().args(args.clone()).output().unwrap();
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(
         done.status.success(),
@@ -282,67 +282,72 @@ fn ok_bytes(array: &Array, args: &[&[u8]]) -> Vec<u8> {
     done.stdout
 }
 
-fn json_bytes(array: &Array, args: &[&[u8]]) -> Value {
+fn json_bytes(cluster: &Cluster, args: &[&[u8]]) -> Value {
     let args = [&[b"--json".as_slice()][..], args].concat();
-    serde_json::from_slice(&ok_bytes(array, &args)).unwrap()
+    serde_json::from_slice(&ok_bytes(cluster, &args)).unwrap()
 }
 
 #[test]
 fn commands_and_json_handle_names_that_are_not_utf8() {
-    let Some(array) = Array::start() else { return };
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
     let (ff, fe) = (OsStr::from_bytes(b"n\xff"), OsStr::from_bytes(b"n\xfe"));
     let plain = r"n\xff";
     for (name, text) in [(ff, "one"), (fe, "two"), (OsStr::new(plain), "three")] {
-        std::fs::write(array.at("").join(name), text).unwrap();
+        std::fs::write(cluster.at("").join(name), text).unwrap();
     }
-    array.sh("sync .; mkdir d");
-    assert_eq!(ok_bytes(&array, &[b"cat", b"/n\xff"]), b"one");
+    cluster.sh("sync .; mkdir d");
+    assert_eq!(ok_bytes(&cluster, &[b"cat", b"/n\xff"]), b"one");
     assert_eq!(
-        ok_bytes(&array, &[b"cat", b"/n\xfe", plain.as_bytes()]),
+        ok_bytes(&cluster, &[b"cat", b"/n\xfe", plain.as_bytes()]),
         b"twothree"
     );
-    let listed = json_bytes(&array, &[b"ls", b"/"]);
+    let listed = json_bytes(&cluster, &[b"ls", b"/"]);
     let entries = listed["entries"].as_array().unwrap().iter();
     let names: Vec<&str> = entries.map(|one| one["name"].as_str().unwrap()).collect();
     for name in [r"n\xff", r"n\xfe", r"n\x5cxff"] {
         assert!(names.contains(&name), "{names:?}");
     }
-    let text = String::from_utf8(ok_bytes(&array, &[b"ls", b"/n\xff"])).unwrap();
+    let text = String::from_utf8(ok_bytes(&cluster, &[b"ls", b"/n\xff"])).unwrap();
     assert_eq!(text, "/n\u{fffd}\n");
-    let found = ok_bytes(&array, &[b"--json", b"find", b"name ~ \"n*\" and size = 3"]);
+    let found = ok_bytes(
+        &cluster,
+        &[b"--json", b"find", b"name ~ \"n*\" and size = 3"],
+    );
     let found = String::from_utf8(found).unwrap();
     assert!(
         found.contains(r#""/n\\xff""#) && found.contains(r#""/n\\xfe""#),
         "{found}"
     );
 
-    let layout = json_bytes(&array, &[b"layout", b"/n\xff"]);
+    let layout = json_bytes(&cluster, &[b"layout", b"/n\xff"]);
     assert_eq!(
         (&layout["path"], &layout["size"]),
         (&json!(r"/n\xff"), &json!(3))
     );
-    let lineage = json_bytes(&array, &[b"lineage", b"--versions", b"/n\xff"]);
+    let lineage = json_bytes(&cluster, &[b"lineage", b"--versions", b"/n\xff"]);
     assert_eq!(lineage["versions"][0]["path"], r"/n\xff", "{lineage}");
     assert_eq!(
         lineage["found"]["objects"].as_array().unwrap().len(),
         1,
         "{lineage}"
     );
-    let scrub = array
+    let scrub = cluster
         .tidemill()
         .args(["scrub", "--wait"])
         .arg(OsStr::from_bytes(b"/n\xff"))
         .output();
     assert!(scrub.unwrap().status.success());
 
-    are_copied_and_moved(&array);
+    are_copied_and_moved(&cluster);
 }
 
-fn are_copied_and_moved(array: &Array) {
-    let local = array.path("local");
+fn are_copied_and_moved(cluster: &Cluster) {
+    let local = cluster.path("local");
     std::fs::create_dir(&local).unwrap();
     ok_bytes(
-        array,
+        cluster,
         &[b"get", b"/n\xff", b"/n\xfe", local.as_os_str().as_bytes()],
     );
     assert_eq!(
@@ -350,22 +355,22 @@ fn are_copied_and_moved(array: &Array) {
         b"two"
     );
     ok_bytes(
-        array,
+        cluster,
         &[b"put", b"-r", local.as_os_str().as_bytes(), b"/d\xff"],
     );
     assert_eq!(
-        std::fs::read(array.at("").join(OsStr::from_bytes(b"d\xff/n\xff"))).unwrap(),
+        std::fs::read(cluster.at("").join(OsStr::from_bytes(b"d\xff/n\xff"))).unwrap(),
         b"one"
     );
-    ok_bytes(array, &[b"stripe", b"/d\xff", b"1MiB,2"]);
-    ok_bytes(array, &[b"mkdir", b"-p", b"/d\xff/e\xff"]);
-    ok_bytes(array, &[b"mv", b"/n\xff", b"/d\xff/e\xff"]);
-    assert_eq!(ok_bytes(array, &[b"cat", b"/d\xff/e\xff/n\xff"]), b"one");
-    ok_bytes(array, &[b"move", b"/d\xff", b"--node", b"0"]);
-    ok_bytes(array, &[b"rm", b"/n\xfe"]);
-    ok_bytes(array, &[b"rm", b"-r", b"/d\xff"]);
-    assert!(!array.at("").join(OsStr::from_bytes(b"d\xff")).exists());
-    let missing = array
+    ok_bytes(cluster, &[b"stripe", b"/d\xff", b"1MiB,2"]);
+    ok_bytes(cluster, &[b"mkdir", b"-p", b"/d\xff/e\xff"]);
+    ok_bytes(cluster, &[b"mv", b"/n\xff", b"/d\xff/e\xff"]);
+    assert_eq!(ok_bytes(cluster, &[b"cat", b"/d\xff/e\xff/n\xff"]), b"one");
+    ok_bytes(cluster, &[b"move", b"/d\xff", b"--node", b"0"]);
+    ok_bytes(cluster, &[b"rm", b"/n\xfe"]);
+    ok_bytes(cluster, &[b"rm", b"-r", b"/d\xff"]);
+    assert!(!cluster.at("").join(OsStr::from_bytes(b"d\xff")).exists());
+    let missing = cluster
         .tidemill()
         .arg("cat")
         .arg(OsStr::from_bytes(b"/n\xff"))
@@ -376,22 +381,24 @@ fn are_copied_and_moved(array: &Array) {
         said.contains("no such file") && !missing.status.success(),
         "{said}"
     );
-    assert_eq!(ok_bytes(array, &[b"cat", br"n\xff"]), b"three");
+    assert_eq!(ok_bytes(cluster, &[b"cat", br"n\xff"]), b"three");
 }
 
 /// A script has only text, so a pattern never leaves a file out in silence.
 #[test]
 fn job_patterns_refuse_names_that_are_not_utf8() {
-    let Some(array) = Array::start() else { return };
-    array.sh("mkdir in && echo 1 > in/a.txt && echo 2 > in/b.dat && sync in/a.txt");
-    std::fs::write(array.at("in").join(OsStr::from_bytes(b"n\xff.txt")), "3").unwrap();
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("mkdir in && echo 1 > in/a.txt && echo 2 > in/b.dat && sync in/a.txt");
+    std::fs::write(cluster.at("in").join(OsStr::from_bytes(b"n\xff.txt")), "3").unwrap();
     let script = |pattern: &str| {
         format!(
             "name = \"j\"; workdir = \"/\"; tasks = ( {{ name = \"t\"; kernel = \"wordcount\"; input = [ \"{pattern}\" ]; output = [ \"o\" ]; }} );"
         )
     };
     for pattern in ["in/*.txt", "in/*", "in/"] {
-        let refused = array.try_submit(&script(pattern));
+        let refused = cluster.try_submit(&script(pattern));
         assert!(!refused.ok, "{pattern}");
         assert!(
             refused.err.contains("n\u{fffd}.txt") && refused.err.contains("not UTF-8"),
@@ -399,5 +406,5 @@ fn job_patterns_refuse_names_that_are_not_utf8() {
             refused.err
         );
     }
-    array.done(array.submit(&script("in/*.dat")));
+    cluster.done(cluster.submit(&script("in/*.dat")));
 }

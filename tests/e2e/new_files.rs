@@ -1,7 +1,7 @@
 //! Tests small new files that labels write, many at a time. Semantics: docs/labels.md, docs/semantics.md.
 
 use crate::apps::{Labels, line};
-use crate::array::{Array, Options, OtherMount, wait};
+use crate::cluster::{Cluster, Options, OtherMount, wait};
 use rustix::process::Signal;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -15,8 +15,8 @@ const CALL: &str = "
 import errno, os, struct, sys
 def call(*files):
     body = b'TMNF' + struct.pack('<II', 1, len(files))
-    for folder, name, data in files:
-        body += struct.pack('<QIII', folder, 0o640, len(name), len(data)) + name + data
+    for directory, name, data in files:
+        body += struct.pack('<QIII', directory, 0o640, len(name), len(data)) + name + data
     return body
 def opened(): return os.open(f'.tidemill/{os.geteuid()}/new-files', os.O_RDWR)
 def made(handle, body, count):
@@ -34,22 +34,22 @@ def made(handle, body, count):
 /// fails is reported by its label alone.
 #[test]
 fn many_new_files_equal_files_created_one_by_one() {
-    let Some(array) = Array::with(Options::default()) else {
+    let Some(cluster) = Cluster::with(Options::default()) else {
         return;
     };
-    array.sh(
-        "mkdir w own w/g w/folder && chmod 777 w && chmod 700 own && chgrp 77 w/g && chmod 2777 w/g
+    cluster.sh(
+        "mkdir w own w/g w/directory && chmod 777 w && chmod 700 own && chgrp 77 w/g && chmod 2777 w/g
          printf 0123456789 > w/there && chmod 666 w/there && ln -s target w/link",
     );
-    let other = OtherMount::start(&array, "m1");
-    let labels = Labels::of(&array, USER);
+    let other = OtherMount::start(&cluster, "m1");
+    let labels = Labels::of(&cluster, USER);
     let script = format!(
         "
 def bytes_of(n): return b'%d ' % n * (n % 40)
 good = {{f'w/{{n}}': bytes_of(n) for n in range(600)}}
 good.update({{f'w/g/{{n}}': b'g' for n in range(5)}})
 good.update({{'w/there': b'ab', 'w/link': b'through it', 'w/large': b'x' * 70000, 'w/./dot': b'dot'}})
-bad = {{'own/f': 'PermissionError', 'none/f': 'FileNotFoundError', 'w/folder': 'IsADirectoryError',
+bad = {{'own/f': 'PermissionError', 'none/f': 'FileNotFoundError', 'w/directory': 'IsADirectoryError',
        'w/' + 'n' * 256: 'OSError', 'w/there/f': 'NotADirectoryError'}}
 # Beginnings of files, and what comes behind in labels of their own.
 steps = [app.write(f'tidemill:/w/steps-{{n}}', at * 10, b'%09d\\n' % at) for n in range(20) for at in range(30)]
@@ -79,14 +79,14 @@ assert any(link.endswith('/new-files') for link in links), links
         other.path.display()
     );
     labels.said_by(&script);
-    // An application that gets only a folder is not misled by another folder with the name of the control folder.
+    // An application that gets only a directory is not misled by another directory with the name of the control directory.
     labels.said_by(
         "
 mount = os.environ['TIDEMILL_MOUNT'] + '/w'
 os.makedirs(f'{mount}/.tidemill/{os.geteuid()}')
 open(f'{mount}/.tidemill/{os.geteuid()}/new-files', 'w').close()
-folder = App('folder', mount)
-for label in [folder.write(f'tidemill:/in-{n}', 0, b'%d' % n) for n in range(300)]: label.wait()
+directory = App('directory', mount)
+for label in [directory.write(f'tidemill:/in-{n}', 0, b'%d' % n) for n in range(300)]: label.wait()
 for n in range(300):
     assert open(f'{mount}/in-{n}').read() == str(n), n
     os.remove(f'{mount}/in-{n}')
@@ -96,21 +96,21 @@ shutil.rmtree(f'{mount}/.tidemill')
 ",
     );
     labels.wait_until_done();
-    // The entries that the Linux kernel cached for the folder are not shown any more.
-    assert_eq!(array.sh("ls w | wc -l; ls w/g | wc -l"), "628\n5\n");
-    array.sh("for n in 1 2 3; do echo more >> w/$n; done; rm w/4; mv w/5 w/6; test ! -e w/4; tail -1 w/2 | grep -q more");
-    assert!(array.run(&["check"]).ok);
+    // The entries that the Linux kernel cached for the directory are not shown any more.
+    assert_eq!(cluster.sh("ls w | wc -l; ls w/g | wc -l"), "628\n5\n");
+    cluster.sh("for n in 1 2 3; do echo more >> w/$n; done; rm w/4; mv w/5 w/6; test ! -e w/4; tail -1 w/2 | grep -q more");
+    assert!(cluster.run(&["check"]).ok);
 }
 
-/// A caller without labels has only its own rights, finds no folder by its number alone, and breaks nothing.
+/// A caller without labels has only its own rights, finds no directory by its number alone, and breaks nothing.
 #[test]
 fn new_files_call_is_checked() {
-    let Some(array) = Array::with(Options::default()) else {
+    let Some(cluster) = Cluster::with(Options::default()) else {
         return;
     };
-    array.sh("mkdir w closed && mkdir closed/open && chmod 777 w closed/open && chmod 700 closed && touch w/there");
-    let folder = array.at("");
-    let numbers = array.sh("stat -c %i w closed/open closed .tidemill w/there | tr '\\n' ,");
+    cluster.sh("mkdir w closed && mkdir closed/open && chmod 777 w closed/open && chmod 700 closed && touch w/there");
+    let directory = cluster.at("");
+    let numbers = cluster.sh("stat -c %i w closed/open closed .tidemill w/there | tr '\\n' ,");
     let script = format!(
         "{CALL}
 w, hidden, closed, control, there = {numbers}
@@ -144,7 +144,7 @@ if os.geteuid():
     os.remove('w/a')
     for name in 'bcfz': os.remove('w/' + name)
 ",
-        folder.display()
+        directory.display()
     );
     for user in [USER, 0] {
         let mut python = Command::new("python3");
@@ -153,7 +153,7 @@ if os.geteuid():
         assert!(ended.status.success(), "{user}: {ended:?}");
     }
     assert_eq!(
-        array.sh("cat closed/open/d; ls -A closed closed/open"),
+        cluster.sh("cat closed/open/d; ls -A closed closed/open"),
         "dclosed:\ne\nopen\n\nclosed/open:\nd\n"
     );
 }
@@ -162,23 +162,23 @@ if os.geteuid():
 /// bytes, and no label fails.
 #[test]
 fn many_new_files_are_whole_after_any_kill() {
-    let Some(mut array) = Array::with(Options {
+    let Some(mut cluster) = Cluster::with(Options {
         nodes: 1,
         ..Options::default()
     }) else {
         return;
     };
-    let labels = Labels::of(&array, 0);
+    let labels = Labels::of(&cluster, 0);
     for (round, who) in ["agent", "mount", "node", "server", "hang"]
         .iter()
         .enumerate()
     {
-        let folder = format!("r{round}");
-        array.sh(&format!("mkdir {folder}"));
+        let directory = format!("r{round}");
+        cluster.sh(&format!("mkdir {directory}"));
         let count = if *who == "hang" { 6000 } else { 2000 };
         let script = format!(
             "
-all = [app.write(f'tidemill:/{folder}/{{n}}', 0, b'%d ' % n * 30) for n in range({count})]
+all = [app.write(f'tidemill:/{directory}/{{n}}', 0, b'%d ' % n * 30) for n in range({count})]
 print('published', flush=True)
 for label in all: label.wait()
 "
@@ -192,43 +192,43 @@ for label in all: label.wait()
                 labels.start_agent();
             }
             "mount" => {
-                array.kill_mount();
-                array.start_mount();
+                cluster.kill_mount();
+                cluster.start_mount();
             }
             // The number of files that are closed but not sealed stays limited.
             "hang" => {
-                array.signal_node(0, Signal::STOP);
+                cluster.signal_node(0, Signal::STOP);
                 for _ in 0..30 {
-                    let standing = array.sh("head -1 .tidemill/status");
+                    let standing = cluster.sh("head -1 .tidemill/status");
                     let count = standing.trim().rsplit_once(' ').unwrap().1;
                     assert!(count.parse::<usize>().unwrap() <= 4096 + 2 * 256, "{count}");
                     std::thread::sleep(Duration::from_millis(100));
                 }
-                array.signal_node(0, Signal::CONT);
+                cluster.signal_node(0, Signal::CONT);
             }
             "node" => {
-                array.kill_node(0);
-                array.start_node(0);
+                cluster.kill_node(0);
+                cluster.start_node(0);
             }
             _ => {
-                array.kill_server();
-                array.start_server();
+                cluster.kill_server();
+                cluster.start_server();
             }
         }
         let ended = program.wait_with_output().unwrap();
         assert!(ended.status.success(), "{who}: {ended:?}");
-        array.sh(&format!(
+        cluster.sh(&format!(
             "python3 -c '
 import os
-assert len(os.listdir(\"{folder}\")) == {count}
+assert len(os.listdir(\"{directory}\")) == {count}
 for n in range({count}):
-    data = open(f\"{folder}/{{n}}\", \"rb\").read()
+    data = open(f\"{directory}/{{n}}\", \"rb\").read()
     assert data == b\"%d \" % n * 30, (n, data)
 '"
         ));
     }
     labels.wait_until_done();
-    assert!(array.run(&["check"]).ok);
+    assert!(cluster.run(&["check"]).ok);
 }
 
 /// On a node of another host without free space, a label fails or its file is whole.
@@ -240,10 +240,10 @@ fn many_new_files_fill_node_without_partial_files() {
         capacity: Some("40MB"),
         ..Options::default()
     };
-    let Some(array) = Array::with(options) else {
+    let Some(cluster) = Cluster::with(options) else {
         return;
     };
-    let labels = Labels::of(&array, 0);
+    let labels = Labels::of(&cluster, 0);
     labels.said_by(
         "
 os.mkdir(os.environ['TIDEMILL_MOUNT'] + '/full')
@@ -266,29 +266,29 @@ assert 100 < failed < 800, failed
 /// creator.
 #[test]
 fn many_new_files_respect_quotas_media_and_rules() {
-    let Some(mut array) = Array::with(Options {
+    let Some(mut cluster) = Cluster::with(Options {
         nodes: 1,
         ..Options::default()
     }) else {
         return;
     };
-    array.add_node(&["--medium", "memory", "--capacity", "64MiB"]);
-    assert!(array.run(&["room", "create", "r", "--quota", "1MiB"]).ok);
-    array.sh("mkdir -p w/in");
+    cluster.add_node(&["--medium", "memory", "--capacity", "64MiB"]);
+    assert!(cluster.run(&["room", "create", "r", "--quota", "1MiB"]).ok);
+    cluster.sh("mkdir -p w/in");
     let rule = r#"name = "seen"; workdir = "/w"; pattern = "in/(?<n>[0-9]+)";
         task = { kernel = "/usr/bin/wc"; args = [ "-c", "${file}" ]; output = [ "out/${n}" ]; stdout = "out/${n}"; };"#;
-    std::fs::write(array.path("seen.rule"), rule).unwrap();
-    array.json(&[
+    std::fs::write(cluster.path("seen.rule"), rule).unwrap();
+    cluster.json(&[
         "rule",
         "add",
-        &array.path("seen.rule").display().to_string(),
+        &cluster.path("seen.rule").display().to_string(),
     ]);
     wait("the mount knows the node in memory", || {
-        array.sh("echo x > rooms/r/probe");
-        array.json(&["layout", "/rooms/r/probe"])["parts"][0]["copies"][0]["node"] == 1
+        cluster.sh("echo x > rooms/r/probe");
+        cluster.json(&["layout", "/rooms/r/probe"])["parts"][0]["copies"][0]["node"] == 1
     });
-    array.sh("rm rooms/r/probe");
-    let labels = Labels::of(&array, 0);
+    cluster.sh("rm rooms/r/probe");
+    let labels = Labels::of(&cluster, 0);
     labels.said_by(
         "
 import time
@@ -310,16 +310,16 @@ of = [app.write(f'tidemill:/w/in/' + (str(n) if n < 40 else f'other-{n}'), 0, b'
 for label in of: label.wait()
 ",
     );
-    let file = array.sh("ls rooms/r | sed -n 1p");
-    let layout = array.json(&["layout", &format!("/rooms/r/{}", file.trim())]);
+    let file = cluster.sh("ls rooms/r | sed -n 1p");
+    let layout = cluster.json(&["layout", &format!("/rooms/r/{}", file.trim())]);
     assert_eq!(layout["parts"][0]["copies"][0]["node"], 1, "{layout:#}");
     wait("each file has fired its rule", || {
-        array.json(&["rule", "show", "seen"])["firings"]["done"] == 40
+        cluster.json(&["rule", "show", "seen"])["firings"]["done"] == 40
     });
-    assert!(array.sh("cat w/out/39").starts_with("39 "));
-    assert_eq!(array.sh("ls w/out | wc -l"), "40\n");
+    assert!(cluster.sh("cat w/out/39").starts_with("39 "));
+    assert_eq!(cluster.sh("ls w/out | wc -l"), "40\n");
     assert!(
-        array
+        cluster
             .run(&["lineage", "/w/out/39"])
             .out
             .contains("/w/in/39")

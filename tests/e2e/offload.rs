@@ -1,6 +1,6 @@
-//! Tests measurements of kernels and advice where to run them, without an array and with one.
+//! Tests measurements of kernels and advice where to run them, without a cluster and with one.
 
-use crate::array::{Array, Options, wait};
+use crate::cluster::{Cluster, Options, wait};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -37,22 +37,22 @@ start_ns = 10000000
 bytes_per_sec = 1e7
 "#;
 
-fn offload(folder: &Path, args: &[&str]) -> Output {
-    let calibration = folder.join("calibration.toml");
+fn offload(directory: &Path, args: &[&str]) -> Output {
+    let calibration = directory.join("calibration.toml");
     if !calibration.exists() {
         std::fs::write(&calibration, CALIBRATION).unwrap();
     }
     Command::new(env!("CARGO_BIN_EXE_tidemill"))
         .args(["--json", "--dir", ".", "plan", "offload"])
         .args(args)
-        .current_dir(folder)
-        .env("HOME", folder)
+        .current_dir(directory)
+        .env("HOME", directory)
         .output()
         .unwrap()
 }
 
-fn advice(folder: &Path, args: &[&str]) -> Value {
-    let output = offload(folder, args);
+fn advice(directory: &Path, args: &[&str]) -> Value {
+    let output = offload(directory, args);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{args:?}: {errors}");
     serde_json::from_slice(&output.stdout).unwrap()
@@ -75,10 +75,13 @@ fn close(value: &Value, expected: f64) {
 const ALONE: [&str; 5] = ["--size", "10000000 B", "--node-speed", "0.25", "--no-load"];
 
 #[test]
-fn advice_without_array_needs_only_calibration_and_flags() {
-    let folder = tempfile::tempdir().unwrap();
+fn advice_without_cluster_needs_only_calibration_and_flags() {
+    let directory = tempfile::tempdir().unwrap();
     let over = |link: &str, rest: &[&str]| {
-        advice(folder.path(), &[rest, &ALONE, &["--link", link]].concat())
+        advice(
+            directory.path(),
+            &[rest, &ALONE, &["--link", link]].concat(),
+        )
     };
     let ask = |rest: &[&str]| over("10 Mbit/s", rest);
     assert_eq!(over("12.5 kB/s", &["max"])["best"], "node");
@@ -115,9 +118,9 @@ fn advice_without_array_needs_only_calibration_and_flags() {
 
 #[test]
 fn missing_calibration_is_reported() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let refused = |args: &[&str], words: &str| {
-        let output = offload(folder.path(), args);
+        let output = offload(directory.path(), args);
         assert!(!output.status.success(), "{args:?}");
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(text.contains(words), "{args:?}: {text}");
@@ -136,7 +139,7 @@ fn missing_calibration_is_reported() {
         "none.toml does not exist",
     );
     let unknown = advice(
-        folder.path(),
+        directory.path(),
         &["max", "--size", "1 GB", "--link", "1 GB/s"],
     );
     assert_eq!(unknown["best"], "host");
@@ -150,16 +153,16 @@ fn missing_calibration_is_reported() {
 
 #[test]
 fn bench_measures_kernels_and_advises_on_file() {
-    let Some(array) = Array::with(Options {
+    let Some(cluster) = Cluster::with(Options {
         mount: false,
         ..Options::default()
     }) else {
         return;
     };
-    let file = array.path("calibration.toml");
+    let file = cluster.path("calibration.toml");
     let file = file.to_str().unwrap();
     let bench = |args: &[&str]| {
-        array.json(
+        cluster.json(
             &[
                 &[
                     "bench", "kernel", "--size", "32Mi", "--runs", "3", "-o", file,
@@ -183,25 +186,25 @@ fn bench_measures_kernels_and_advises_on_file() {
         assert!(node["link_bytes_per_sec"].as_f64().unwrap() > 0.0);
     }
     assert_eq!(
-        array.run(&["ls", "/"]).out.trim(),
+        cluster.run(&["ls", "/"]).out.trim(),
         "kernels",
         "what was put there is gone"
     );
     bench(&["base64"]);
 
-    a_file_is_advised_on(&array, file, &measured);
+    a_file_is_advised_on(&cluster, file, &measured);
 }
 
-fn a_file_is_advised_on(array: &Array, file: &str, measured: &Value) {
-    let local = array.path("text");
+fn a_file_is_advised_on(cluster: &Cluster, file: &str, measured: &Value) {
+    let local = cluster.path("text");
     std::fs::write(&local, "tide and mill\n".repeat(10_000)).unwrap();
     assert!(
-        array
+        cluster
             .run(&["put", "--node", "1", local.to_str().unwrap(), "/text"])
             .ok
     );
     let ask =
-        |kernel: &str| array.json(&["plan", "offload", kernel, "/text", "--calibration", file]);
+        |kernel: &str| cluster.json(&["plan", "offload", kernel, "/text", "--calibration", file]);
     let known = ask("grep");
     close(&known["input_bytes"], 140_000.0);
     let rate = |all: &Value| {
@@ -222,7 +225,7 @@ fn a_file_is_advised_on(array: &Array, file: &str, measured: &Value) {
     assert_eq!(choice(&ask("base64"), "node")["feasible"], false);
     let job = r#"name = "b"; workdir = "/"; tasks = ( { name = "b"; kernel = "base64"; input = ["text"];
         output = ["b64"]; stdin = "text"; stdout = "b64"; } );"#;
-    array.done(array.submit(job));
+    cluster.done(cluster.submit(job));
     // Nodes report their history at intervals.
     wait("the node's history", || {
         choice(&ask("base64"), "node")["feasible"] == true
@@ -233,25 +236,25 @@ fn a_file_is_advised_on(array: &Array, file: &str, measured: &Value) {
 /// not.
 #[test]
 fn advice_charges_running_and_queued_tasks_to_node() {
-    let Some(array) = Array::with(Options {
+    let Some(cluster) = Cluster::with(Options {
         mount: false,
         ..Options::default()
     }) else {
         return;
     };
-    let calibration = array.path("calibration.toml");
+    let calibration = cluster.path("calibration.toml");
     std::fs::write(&calibration, CALIBRATION).unwrap();
-    let local = array.path("data");
+    let local = cluster.path("data");
     std::fs::write(&local, [0; 8000]).unwrap();
     assert!(
-        array
+        cluster
             .run(&["put", "--node", "1", local.to_str().unwrap(), "/data"])
             .ok
     );
     let ask = |rest: &[&str]| {
         let calibration = calibration.to_str().unwrap();
         let fixed = ["--node-speed", "1", "--link", "1 GB/s", "--calibration"];
-        array.json(
+        cluster.json(
             &[
                 &["plan", "offload", "max", "/data"],
                 &fixed[..],
@@ -272,11 +275,11 @@ fn advice_charges_running_and_queued_tasks_to_node() {
     };
     let tasks: Vec<String> = (0..20).map(sleep).collect();
     let tasks = tasks.join(", ");
-    let job = array.submit(&format!(
+    let job = cluster.submit(&format!(
         "name = \"busy\"; workdir = \"/\"; tasks = ( {tasks} );"
     ));
     wait("a kernel that runs", || {
-        array.json(&["jobs", &job.to_string()])["tasks"][0]["state"] == "running"
+        cluster.json(&["jobs", &job.to_string()])["tasks"][0]["state"] == "running"
     });
     let busy = ask(&[]);
     // Their durations are not known: a minute is assumed for each.
@@ -292,27 +295,27 @@ fn advice_charges_running_and_queued_tasks_to_node() {
     );
     assert!(busy.to_string().contains("wait for its"), "{busy}");
     assert!(waits(&ask(&["--no-load"]), "node") < f64::EPSILON);
-    assert!(array.run(&["cancel", &job.to_string()]).ok);
+    assert!(cluster.run(&["cancel", &job.to_string()]).ok);
 }
 
 #[test]
 fn advised_policy_runs_job_and_explains_it() {
-    let Some(array) = Array::with(Options {
+    let Some(cluster) = Cluster::with(Options {
         host_cores: 1,
         mount: false,
         ..Options::default()
     }) else {
         return;
     };
-    let local = array.path("text");
+    let local = cluster.path("text");
     std::fs::write(&local, "tide\n").unwrap();
-    assert!(array.run(&["put", local.to_str().unwrap(), "/text"]).ok);
+    assert!(cluster.run(&["put", local.to_str().unwrap(), "/text"]).ok);
     let job = r#"name = "a"; workdir = "/"; policy = "advised"; tasks = (
         { name = "one"; kernel = "wordcount"; input = ["text"]; output = ["1"]; },
         { name = "two"; kernel = "wordcount"; input = ["1"]; output = ["2"]; } );"#;
-    let job = array.submit(job);
-    array.done(job);
-    let why = array.json(&["explain", &job.to_string()]);
+    let job = cluster.submit(job);
+    cluster.done(job);
+    let why = cluster.json(&["explain", &job.to_string()]);
     let text = why.to_string();
     assert!(
         text.contains("\"advised\"") && text.contains("of all nodes and the host"),
@@ -324,10 +327,10 @@ fn advised_policy_runs_job_and_explains_it() {
 /// kernel. For an unknown value the command asks by the flag that sets it.
 #[test]
 fn advice_says_whether_burst_tier_keeps_up_with_hook() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let to_be = "--hook /run/*.f64 --map max --burst 100GB --files 64 --nodes 4 --cores 4 --write-rate 2.5GB/s --every";
     let to_be: Vec<&str> = to_be.split(' ').collect();
-    let ask = |more: &[&str]| advice(folder.path(), &[&to_be, more].concat());
+    let ask = |more: &[&str]| advice(directory.path(), &[&to_be, more].concat());
     let fast = ask(&["60s", "--kernel-rate", "1 GB/s"]);
     assert_eq!(
         (&fast["keeps_up"], &fast["cores_needed"]),
@@ -344,7 +347,7 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
     );
     close(&slow["behind_bytes"], 25e9 * (250.0 - 3.6 - 200.0) / 250.0);
     let refused = |args: &[&str], words: &str| {
-        let output = offload(folder.path(), args);
+        let output = offload(directory.path(), args);
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(
             !output.status.success() && text.contains(words),
@@ -367,7 +370,7 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
     refused(&["--hook", "h", "max", "/a"], "cannot be used with");
     refused(&["max", "/a", "--burst", "1GB"], "--hook");
 
-    let Some(mut array) = Array::with(Options {
+    let Some(mut cluster) = Cluster::with(Options {
         mount: false,
         nodes: 1,
         ..Options::default()
@@ -375,7 +378,7 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
         return;
     };
     let missing = |args: &[&str], words: &str| {
-        let said = array.run(&[&["plan", "offload", "--hook"], args].concat());
+        let said = cluster.run(&[&["plan", "offload", "--hook"], args].concat());
         assert!(!said.ok && said.err.contains(words), "{}", said.err);
     };
     let rates = [
@@ -392,15 +395,15 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
         &[&["/r/*"], &rates[..]].concat(),
         "no node of the burst tier",
     );
-    array.add_node(&["--tier", "burst"]);
-    array.start_mount();
+    cluster.add_node(&["--tier", "burst"]);
+    cluster.start_mount();
     let missing = |args: &[&str], words: &str| {
-        let said = array.run(&[&["plan", "offload", "--hook"], args].concat());
+        let said = cluster.run(&[&["plan", "offload", "--hook"], args].concat());
         assert!(!said.ok && said.err.contains(words), "{}", said.err);
     };
     missing(&["none"], "none");
-    array.sh("mkdir run");
-    array.json(&[
+    cluster.sh("mkdir run");
+    cluster.json(&[
         "hook",
         "add",
         "/run/*.f64",
@@ -412,9 +415,9 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
         "top",
     ]);
     missing(&["top"], "tidemill bench kernel --nodes max");
-    array.sh("head -c 8M /dev/zero > run/a.f64");
+    cluster.sh("head -c 8M /dev/zero > run/a.f64");
     let of = |args: &[&str]| {
-        array.run(&[&["--json", "plan", "offload", "--hook", "top"], args].concat())
+        cluster.run(&[&["--json", "plan", "offload", "--hook", "top"], args].concat())
     };
     wait("it is known how fast it is", || {
         of(&[]).err.contains("--burst")
@@ -441,7 +444,7 @@ fn advice_says_whether_burst_tier_keeps_up_with_hook() {
         &told["work_seconds"],
         1e9 / told["kernel_bytes_per_sec"].as_f64().unwrap(),
     );
-    let text = array
+    let text = cluster
         .run(&[&["plan", "offload", "--hook", "top"], &rates[2..]].concat())
         .out;
     assert!(text.contains("keeps up: "), "{text}");

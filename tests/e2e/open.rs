@@ -1,35 +1,35 @@
 //! Tests open files: many programs open and close one file at once, lock it, follow it, make it durable. Semantics: docs/semantics.md,
 //! chapter "Versions".
 
-use crate::array::{Array, Options, wait};
+use crate::cluster::{Cluster, Options, wait};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 /// Runs a test once in place and once over HTTP.
-fn both(test: impl Fn(&Array)) {
+fn both(test: impl Fn(&Cluster)) {
     for remote in [false, true] {
         let options = Options {
             remote,
             ..Options::default()
         };
-        let Some(array) = Array::with(options) else {
+        let Some(cluster) = Cluster::with(options) else {
             return;
         };
         eprintln!("over HTTP: {remote}");
-        test(&array);
+        test(&cluster);
     }
 }
 
-fn python(array: &Array, script: &str) {
-    array.sh(&format!("python3 - <<'P'\n{script}\nP"));
+fn python(cluster: &Cluster, script: &str) {
+    cluster.sh(&format!("python3 - <<'P'\n{script}\nP"));
 }
 
 /// Every append is kept, however quickly the file is closed and opened again, by however many processes.
 #[test]
 fn no_append_is_lost_between_close_and_open() {
-    both(|array| {
-        array.sh("for i in $(seq 400); do echo $i >> f; done; seq 400 | cmp - f");
+    both(|cluster| {
+        cluster.sh("for i in $(seq 400); do echo $i >> f; done; seq 400 | cmp - f");
         python(
-            array,
+            cluster,
             r#"
 import os
 def append(k):
@@ -56,9 +56,9 @@ assert sorted(lines) == sorted(b"process %d line %03d" % (k, n) for k in range(4
 /// equals the content of a model.
 #[test]
 fn quick_closes_and_opens_match_model() {
-    both(|array| {
+    both(|cluster| {
         python(
-            array,
+            cluster,
             r#"
 import os, random
 r = random.Random(11)
@@ -103,8 +103,8 @@ for n in range(500):
 /// On one mount a file is one file: readers follow it, locks of readers and writers exclude each other.
 #[test]
 fn readers_follow_and_locks_exclude() {
-    both(|array| {
-        array.sh(
+    both(|cluster| {
+        cluster.sh(
             "echo 0 > log; (timeout 20 tail -n +1 -f log > ../followed & echo $! > ../tail.pid); \
              until grep -q 0 ../followed; do sleep 0.05; done; \
              for n in 1 2 3; do echo $n >> log; done; \
@@ -112,7 +112,7 @@ fn readers_follow_and_locks_exclude() {
              kill $(cat ../tail.pid); [ \"$(cat ../followed)\" = $'0\\n1\\n2\\n3' ]",
         );
         python(
-            array,
+            cluster,
             r#"
 import fcntl, os, sqlite3, subprocess, sys
 open("l", "w").write("x")
@@ -142,21 +142,23 @@ for count in range(1, 6):
 /// and write its next version at the same time.
 #[test]
 fn sealed_object_with_other_openers_never_changes() {
-    let Some(array) = Array::start() else { return };
-    array.sh("printf 'the old version' > f; printf 'another' > g; sync f g");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("printf 'the old version' > f; printf 'another' > g; sync f g");
     for (name, old) in [("f", "the old version"), ("g", "another")] {
-        let reader = std::fs::File::open(array.at(name)).unwrap();
+        let reader = std::fs::File::open(cluster.at(name)).unwrap();
         let objects = || {
-            let folders = (0..2).map(|n| array.node_folder(n).join("objects"));
-            let files = folders
-                .flat_map(|folder| std::fs::read_dir(folder).unwrap())
-                .flat_map(|folder| std::fs::read_dir(folder.unwrap().path()).unwrap());
+            let directories = (0..2).map(|n| cluster.node_directory(n).join("objects"));
+            let files = directories
+                .flat_map(|directory| std::fs::read_dir(directory).unwrap())
+                .flat_map(|directory| std::fs::read_dir(directory.unwrap().path()).unwrap());
             files.map(|file| file.unwrap().path()).collect::<Vec<_>>()
         };
         let holds = |path: &std::path::PathBuf| std::fs::read(path).unwrap() == old.as_bytes();
         let path = objects().into_iter().find(holds).unwrap();
         let stranger = std::fs::File::open(&path).unwrap();
-        array.sh(&format!(
+        cluster.sh(&format!(
             "printf 'new' > {name}; [ \"$(cat {name})\" = new ]"
         ));
         let mut bytes = vec![0; old.len()];
@@ -170,8 +172,8 @@ fn sealed_object_with_other_openers_never_changes() {
     }
     // Without any other opener, the readers of the mount continue with the next version, and no sealed file is written to: a sealed
     // object has no writable bit, and its content is that of a closed version.
-    let reader = std::fs::File::open(array.at("f")).unwrap();
-    array.sh("printf 'newest' > f");
+    let reader = std::fs::File::open(cluster.at("f")).unwrap();
+    cluster.sh("printf 'newest' > f");
     let mut bytes = [0; 6];
     reader.read_exact_at(&mut bytes, 0).unwrap();
     assert_eq!(&bytes, b"newest");
@@ -181,28 +183,30 @@ fn sealed_object_with_other_openers_never_changes() {
 /// it.
 #[test]
 fn running_task_keeps_its_inputs() {
-    let Some(array) = Array::start() else { return };
-    array.sh("echo 'what the task reads' > in; sync in");
-    let reader = std::fs::File::open(array.at("in")).unwrap();
-    let job = array.submit(
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("echo 'what the task reads' > in; sync in");
+    let reader = std::fs::File::open(cluster.at("in")).unwrap();
+    let job = cluster.submit(
         r#"name = "slow"; workdir = "/"; tasks = (
         { name = "slow"; kernel = "/bin/sh"; args = ["-c", "sleep 3; cat in"]; input = ["in"]; output = ["out"]; stdout = "out"; } );"#,
     );
     wait("the task runs", || {
-        array.job(job)["tasks"][0]["state"] == "running"
+        cluster.job(job)["tasks"][0]["state"] == "running"
     });
-    array.sh("echo 'something else' > in; [ \"$(cat in)\" = 'something else' ]");
-    array.done(job);
-    assert_eq!(array.sh("cat out"), "what the task reads\n");
+    cluster.sh("echo 'something else' > in; [ \"$(cat in)\" = 'something else' ]");
+    cluster.done(job);
+    assert_eq!(cluster.sh("cat out"), "what the task reads\n");
     drop(reader);
 }
 
 /// `fsync` on any handle waits for the seal: afterwards another mount reads the written bytes.
 #[test]
 fn fsync_by_others_waits_for_seal() {
-    both(|array| {
+    both(|cluster| {
         python(
-            array,
+            cluster,
             r#"
 import os, subprocess
 for n in range(20):
@@ -214,9 +218,9 @@ for n in range(20):
     subprocess.run(["sync", "f"], check=True)
 "#,
         );
-        let back = array.path("back");
-        array.sh("echo sealed > f; sync f");
-        let said = array.run(&["get", "/f", back.to_str().unwrap()]);
+        let back = cluster.path("back");
+        cluster.sh("echo sealed > f; sync f");
+        let said = cluster.run(&["get", "/f", back.to_str().unwrap()]);
         assert!(said.ok, "{}", said.err);
         assert_eq!(std::fs::read(back).unwrap(), b"sealed\n");
     });
@@ -225,14 +229,14 @@ for n in range(20):
 /// Opening a file that is mostly hole for writing copies only its data. Opening without writing changes nothing.
 #[test]
 fn holes_are_kept_on_open_for_write() {
-    both(|array| {
-        array.sh("truncate -s 2G s; printf end >> s; sync s");
+    both(|cluster| {
+        cluster.sh("truncate -s 2G s; printf end >> s; sync s");
         let used = || {
             let mut used = 0;
             for node in 0..2 {
-                let objects = array.node_folder(node).join("objects");
-                for folder in std::fs::read_dir(objects).unwrap() {
-                    for file in std::fs::read_dir(folder.unwrap().path()).unwrap() {
+                let objects = cluster.node_directory(node).join("objects");
+                for directory in std::fs::read_dir(objects).unwrap() {
+                    for file in std::fs::read_dir(directory.unwrap().path()).unwrap() {
                         used += file.unwrap().metadata().unwrap().blocks() * 512;
                     }
                 }
@@ -240,9 +244,10 @@ fn holes_are_kept_on_open_for_write() {
             used
         };
         let before = used();
-        array.sh("exec 7<>s; printf x >&7; exec 7>&-; [ \"$(head -c 1 s)$(tail -c 3 s)\" = xend ]");
+        cluster
+            .sh("exec 7<>s; printf x >&7; exec 7>&-; [ \"$(head -c 1 s)$(tail -c 3 s)\" = xend ]");
         assert!(used() - before < 10 << 20, "{} bytes more", used() - before);
-        array.sh(
+        cluster.sh(
             "fallocate -l 5M a; [ $(stat -c %s a) = $((5 << 20)) ]; fallocate -n -o 5M -l 5M a; \
              [ $(stat -c %s a) = $((5 << 20)) ]; head -c 5M /dev/zero | tr '\\0' y > b; fallocate -p -o 0 -l 1M b; \
              fallocate -z -o 2M -l 1M b; cmp -n $((1 << 20)) b /dev/zero; cmp -n $((1 << 20)) -i $((2 << 20)):0 b /dev/zero; \
@@ -255,9 +260,9 @@ fn holes_are_kept_on_open_for_write() {
 /// times.
 #[test]
 fn set_user_id_bits_and_times_follow_writes() {
-    both(|array| {
+    both(|cluster| {
         python(
-            array,
+            cluster,
             r#"
 import mmap, os, time
 for flags in (os.O_WRONLY | os.O_TRUNC, os.O_WRONLY):

@@ -1,6 +1,6 @@
-//! Tests nodes whose files are outside of the array: drained files are stored there under their names, and are read from there.
+//! Tests nodes whose files are outside of the cluster: drained files are stored there under their names, and are read from there.
 
-use crate::array::{Array, Device, Options, wait};
+use crate::cluster::{Cluster, Device, Options, wait};
 use crate::stand_in::StandIn;
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
@@ -19,8 +19,8 @@ pub(crate) fn noise(mut seed: u64) -> Vec<u8> {
     (0..BYTES).map(|_| next()).collect()
 }
 
-pub(crate) fn bare() -> Option<Array> {
-    Array::with(Options {
+pub(crate) fn bare() -> Option<Cluster> {
+    Cluster::with(Options {
         mount: false,
         server_args: vec!["--drain-after".into(), "1s".into()],
         ..Options::default()
@@ -28,8 +28,8 @@ pub(crate) fn bare() -> Option<Array> {
 }
 
 /// Returns the nodes that have a file.
-pub(crate) fn nodes(array: &Array, path: &str) -> Vec<u64> {
-    let layout = array.json(&["layout", path]);
+pub(crate) fn nodes(cluster: &Cluster, path: &str) -> Vec<u64> {
+    let layout = cluster.json(&["layout", path]);
     let copies = layout["parts"][0]["copies"].as_array().unwrap();
     copies
         .iter()
@@ -37,13 +37,13 @@ pub(crate) fn nodes(array: &Array, path: &str) -> Vec<u64> {
         .collect()
 }
 
-pub(crate) fn outside(array: &Array, index: usize) -> Value {
-    array.json(&["status"])["nodes"][index]["outside"].clone()
+pub(crate) fn outside(cluster: &Cluster, index: usize) -> Value {
+    cluster.json(&["status"])["nodes"][index]["outside"].clone()
 }
 
-/// An array with two nodes that store, node 2 of the burst tier, and node 3, whose files are in an object store.
+/// A cluster with two nodes that store, node 2 of the burst tier, and node 3, whose files are in an object store.
 struct Cloud {
-    array: Array,
+    cluster: Cluster,
     store: StandIn,
     _runtime: tokio::runtime::Runtime,
 }
@@ -53,14 +53,14 @@ impl Cloud {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let store = runtime.block_on(StandIn::start());
         store.state().key = Some("me".into());
-        let mut array = bare()?;
-        array.add_node(&["--tier", "burst"]);
-        let keys = array.path("keys");
+        let mut cluster = bare()?;
+        cluster.add_node(&["--tier", "burst"]);
+        let keys = cluster.path("keys");
         let text = format!("access_key_id = \"me\"\nsecret_access_key = \"{SECRET}\"\n");
         std::fs::write(&keys, text).unwrap();
         std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
         let cloud = Self {
-            array,
+            cluster,
             store,
             _runtime: runtime,
         };
@@ -72,7 +72,7 @@ impl Cloud {
             "--outside".into(),
             format!("s3://bucket/top?endpoint=http://{}", self.store.address),
             "--outside-keys".into(),
-            self.array.path("keys").display().to_string(),
+            self.cluster.path("keys").display().to_string(),
             "--near".into(),
             "1MiB".into(),
         ]
@@ -80,18 +80,18 @@ impl Cloud {
 
     fn with_outside(mut self) -> Self {
         let arguments = self.arguments();
-        self.array
+        self.cluster
             .add_node(&arguments.each_ref().map(String::as_str));
-        self.array.start_mount();
+        self.cluster.start_mount();
         self
     }
 
-    /// Waits until all closed files of a folder are stored outside and nowhere else: a close does not wait for this.
-    fn drain(&self, folder: &str, names: &[&str]) {
+    /// Waits until all closed files of a directory are stored outside and nowhere else: a close does not wait for this.
+    fn drain(&self, directory: &str, names: &[&str]) {
         wait("all is outside only", || {
-            let said = self.array.run(&["drain", folder, "--free", "--wait"]);
+            let said = self.cluster.run(&["drain", directory, "--free", "--wait"]);
             assert!(said.ok, "{}", said.err);
-            let only = |name: &&str| nodes(&self.array, &format!("{folder}/{name}")) == [3];
+            let only = |name: &&str| nodes(&self.cluster, &format!("{directory}/{name}")) == [3];
             names.iter().all(only)
         });
     }
@@ -115,60 +115,60 @@ fn files_drain_to_object_store_and_are_usable_there() {
         return;
     };
     let (large, other) = (noise(1), noise(2));
-    let array = &cloud.array;
+    let cluster = &cloud.cluster;
     cloud
         .store
         .put("top/d/theirs", b"of somebody else".to_vec());
-    array.sh("mkdir d; echo one > d/small; : > d/empty; echo ours > d/theirs; echo ö > 'd/ä b'");
-    std::fs::write(array.at("d/large"), &large).unwrap();
+    cluster.sh("mkdir d; echo one > d/small; : > d/empty; echo ours > d/theirs; echo ö > 'd/ä b'");
+    std::fs::write(cluster.at("d/large"), &large).unwrap();
     cloud.drain("/d", &["small", "empty", "theirs", "ä b", "large"]);
     for (name, content) in [("small", "one\n"), ("ä b", "ö\n"), ("empty", "")] {
         assert_eq!(
             cloud.there(&format!("d/{name}")).unwrap(),
             content.as_bytes()
         );
-        assert_eq!(nodes(array, &format!("/d/{name}")), [3], "{name}");
+        assert_eq!(nodes(cluster, &format!("/d/{name}")), [3], "{name}");
     }
     assert!(cloud.there("d/large").unwrap() == large);
     // An object that somebody else has put there is not changed.
     assert_eq!(cloud.there("d/theirs").unwrap(), b"of somebody else");
-    assert_eq!(array.sh("cat d/theirs"), "ours\n");
+    assert_eq!(cluster.sh("cat d/theirs"), "ours\n");
     // A node reports its counts several times a second.
     wait("it is told", || {
-        let told = outside(array, 3);
+        let told = outside(cluster, 3);
         (&told["objects"], &told["waiting"]) == (&5.into(), &0.into())
     });
 
     // A file that is no longer in the cache is fetched, but only the requested bytes of it.
     wait("the large one is not near", || {
-        !array.object_files("/d/large")[0].exists()
+        !cluster.object_files("/d/large")[0].exists()
     });
-    assert!(std::fs::read(array.at("d/large")).unwrap() == large);
-    array.sh("cp d/large copy; cmp copy d/large; tail -c 3 d/large | cmp - <(tail -c 3 copy)");
+    assert!(std::fs::read(cluster.at("d/large")).unwrap() == large);
+    cluster.sh("cp d/large copy; cmp copy d/large; tail -c 3 d/large | cmp - <(tail -c 3 copy)");
     let job = r#"name = "count"; workdir = "/"; tasks = ( { name = "count"; kernel = "/bin/sh";
         args = ["-c", "cat d/large | wc -c > count; cat d/small >> count"];
         input = ["d/large", "d/small"]; output = ["count"]; } );"#;
-    array.done(array.submit(job));
-    assert_eq!(array.sh("cat count"), format!("{BYTES}\none\n"));
+    cluster.done(cluster.submit(job));
+    assert_eq!(cluster.sh("cat count"), format!("{BYTES}\none\n"));
 
     replaced_and_removed(&cloud, &other);
     killed_and_refused(&mut cloud);
     changed_by_others(&cloud);
-    let kept = cloud.array.log("node-3.log") + &cloud.array.run(&["status", "--json"]).out;
+    let kept = cloud.cluster.log("node-3.log") + &cloud.cluster.run(&["status", "--json"]).out;
     assert!(!kept.contains(SECRET));
 }
 
 /// A new version takes the name, and a deletion deletes the object there, too.
 fn replaced_and_removed(cloud: &Cloud, other: &[u8]) {
-    let array = &cloud.array;
-    array.sh("echo two > d/small");
-    std::fs::write(array.at("d/large"), other).unwrap();
+    let cluster = &cloud.cluster;
+    cluster.sh("echo two > d/small");
+    std::fs::write(cluster.at("d/large"), other).unwrap();
     wait("the new versions are there", || {
-        assert!(array.run(&["drain", "/d", "--free", "--wait"]).ok);
+        assert!(cluster.run(&["drain", "/d", "--free", "--wait"]).ok);
         cloud.there("d/small").unwrap() == b"two\n" && cloud.there("d/large").unwrap() == other
     });
-    assert_eq!(array.sh("cat d/small"), "two\n");
-    array.sh("rm d/large d/theirs d/empty");
+    assert_eq!(cluster.sh("cat d/small"), "two\n");
+    cluster.sh("rm d/large d/theirs d/empty");
     wait("what was removed is gone there", || {
         cloud.below("top/d/").len() < 4
     });
@@ -179,154 +179,160 @@ fn replaced_and_removed(cloud: &Cloud, other: &[u8]) {
 
 /// The node is killed while it writes there; the store refuses the keys, and accepts them later.
 fn killed_and_refused(cloud: &mut Cloud) {
-    cloud.array.sh("mkdir k; for i in $(seq 40); do head -c 50000 /dev/urandom > k/$i; done; sha256sum k/* > sums");
+    cloud.cluster.sh("mkdir k; for i in $(seq 40); do head -c 50000 /dev/urandom > k/$i; done; sha256sum k/* > sums");
     cloud.store.state().key = Some("nobody".into());
-    assert!(cloud.array.run(&["drain", "/k"]).ok);
-    let refused = |array: &Array| array.log("node-3.log").contains("k/");
-    wait("the store refuses", || refused(&cloud.array));
+    assert!(cloud.cluster.run(&["drain", "/k"]).ok);
+    let refused = |cluster: &Cluster| cluster.log("node-3.log").contains("k/");
+    wait("the store refuses", || refused(&cloud.cluster));
     assert!(cloud.there("k/7").is_none());
-    cloud.array.sh("sha256sum --quiet -c sums");
+    cloud.cluster.sh("sha256sum --quiet -c sums");
     cloud.store.state().key = Some("me".into());
     wait("some are there", || cloud.there("k/7").is_some());
-    cloud.array.kill_node(3);
+    cloud.cluster.kill_node(3);
     let arguments = cloud.arguments();
     let arguments = arguments.each_ref().map(String::as_str);
-    cloud.array.restart_node(3, &arguments);
-    cloud.array.wait_for_nodes(4);
-    let array = &cloud.array;
+    cloud.cluster.restart_node(3, &arguments);
+    cloud.cluster.wait_for_nodes(4);
+    let cluster = &cloud.cluster;
     let names: Vec<String> = (1..=40).map(|number| number.to_string()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     cloud.drain("/k", &names);
-    array.sh("sha256sum --quiet -c sums");
+    cluster.sh("sha256sum --quiet -c sums");
     assert_eq!(cloud.below("top/k/").len(), 40);
-    array.sh("rm -r k");
+    cluster.sh("rm -r k");
     wait("they are gone there", || cloud.below("top/k/").is_empty());
-    assert!(array.run(&["check"]).ok);
+    assert!(cluster.run(&["check"]).ok);
 }
 
 /// Others overwrite the object: no reader gets their bytes as the file's content, and this is reported.
 fn changed_by_others(cloud: &Cloud) {
-    let array = &cloud.array;
-    std::fs::write(array.at("d/mine"), noise(3)).unwrap();
+    let cluster = &cloud.cluster;
+    std::fs::write(cluster.at("d/mine"), noise(3)).unwrap();
     cloud.drain("/d", &["mine"]);
     assert!(cloud.there("d/mine").unwrap() == noise(3));
-    let near = &array.object_files("/d/mine")[0];
-    let object = near.strip_prefix(array.node_folder(3)).unwrap();
+    let near = &cluster.object_files("/d/mine")[0];
+    let object = near.strip_prefix(cluster.node_directory(3)).unwrap();
     // While the burst tier has the file, it would be recreated from there.
-    let burst = array.node_folder(2).join(object);
+    let burst = cluster.node_directory(2).join(object);
     wait("it is nowhere else", || !near.exists() && !burst.exists());
     cloud.store.put("top/d/mine", noise(4));
-    array.run(&["scrub", "/d", "--wait"]);
+    cluster.run(&["scrub", "/d", "--wait"]);
     wait("it is told", || {
-        array.run(&["health"]).out.contains("/d/mine")
-            || array.run(&["status"]).out.contains("damaged")
+        cluster.run(&["health"]).out.contains("/d/mine")
+            || cluster.run(&["status"]).out.contains("damaged")
     });
-    let got = array.path("got").display().to_string();
-    assert!(!array.run(&["get", "/d/mine", &got]).ok);
-    array.sh("rm d/mine");
+    let got = cluster.path("got").display().to_string();
+    assert!(!cluster.run(&["get", "/d/mine", &got]).ok);
+    cluster.sh("rm d/mine");
     assert!(cloud.there("d/mine").unwrap() == noise(4));
 }
 
 /// Linked files outside: nothing is copied, and the files outside stay when their links are removed.
 #[test]
 fn outside_files_are_linked_and_read_without_copy() {
-    let Some(mut array) = bare() else {
+    let Some(mut cluster) = bare() else {
         return;
     };
-    let folder: PathBuf = array.path("pfs");
-    std::fs::create_dir_all(folder.join("run/deep")).unwrap();
+    let directory: PathBuf = cluster.path("pfs");
+    std::fs::create_dir_all(directory.join("run/deep")).unwrap();
     let large = noise(5);
-    std::fs::write(folder.join("run/large"), &large).unwrap();
-    std::fs::write(folder.join("run/deep/small"), "small\n").unwrap();
-    let uri = format!("file://{}", folder.display());
-    array.add_node(&["--outside", &uri]);
-    array.start_mount();
-    array.json(&["bridge", "add", "pfs", &format!("{uri}/run")]);
-    array.json(&["bridge", "add", "else", "file:///usr"]);
-    let elsewhere = array.run(&["import", "--link", "else/bin", "/x"]);
+    std::fs::write(directory.join("run/large"), &large).unwrap();
+    std::fs::write(directory.join("run/deep/small"), "small\n").unwrap();
+    let uri = format!("file://{}", directory.display());
+    cluster.add_node(&["--outside", &uri]);
+    cluster.start_mount();
+    cluster.json(&["bridge", "add", "pfs", &format!("{uri}/run")]);
+    cluster.json(&["bridge", "add", "else", "file:///usr"]);
+    let elsewhere = cluster.run(&["import", "--link", "else/bin", "/x"]);
     assert!(
         elsewhere.err.contains("--outside file:///usr"),
         "{}",
         elsewhere.err
     );
-    array.sh("mkdir theirs; chmod 777 theirs");
+    cluster.sh("mkdir theirs; chmod 777 theirs");
     let stranger = format!(
         "{STRANGER} {:?} import --link pfs /theirs",
-        array.tidemill()
+        cluster.tidemill()
     );
-    let stranger = array.try_sh(&stranger);
+    let stranger = cluster.try_sh(&stranger);
     assert!(
         !stranger.ok && stranger.err.contains("import it"),
         "{}",
         stranger.err
     );
 
-    let told = array.json(&["import", "--link", "pfs", "/raw"]);
+    let told = cluster.json(&["import", "--link", "pfs", "/raw"]);
     assert_eq!(told["files"], 2, "{told}");
-    assert_eq!(nodes(&array, "/raw/large"), [2]);
-    assert!(!array.object_files("/raw/large")[0].exists());
-    assert!(std::fs::read(array.at("raw/large")).unwrap() == large);
-    assert_eq!(array.json(&["import", "--link", "pfs", "/raw"])["same"], 2);
+    assert_eq!(nodes(&cluster, "/raw/large"), [2]);
+    assert!(!cluster.object_files("/raw/large")[0].exists());
+    assert!(std::fs::read(cluster.at("raw/large")).unwrap() == large);
+    assert_eq!(
+        cluster.json(&["import", "--link", "pfs", "/raw"])["same"],
+        2
+    );
     let job = r#"name = "count"; workdir = "/"; tasks = ( { name = "count"; kernel = "/bin/sh";
         args = ["-c", "cat raw/large raw/deep/small | wc -c > count"];
         input = ["raw/large", "raw/deep/small"]; output = ["count"]; } );"#;
-    array.done(array.submit(job));
-    assert_eq!(array.sh("cat count"), format!("{}\n", BYTES + 6));
+    cluster.done(cluster.submit(job));
+    assert_eq!(cluster.sh("cat count"), format!("{}\n", BYTES + 6));
 
     // A file that is written there by name is stored there soon, under its name, and survives.
-    array.sh("mkdir here; setfattr -n user.tidemill.node -v 2 here; echo mine > here/mine");
-    wait("it is outside", || folder.join("here/mine").exists());
-    array.sh("mv raw/deep/small raw/moved; echo more >> raw/moved");
-    array.sh("sync -f .");
+    cluster.sh("mkdir here; setfattr -n user.tidemill.node -v 2 here; echo mine > here/mine");
+    wait("it is outside", || directory.join("here/mine").exists());
+    cluster.sh("mv raw/deep/small raw/moved; echo more >> raw/moved");
+    cluster.sh("sync -f .");
     // A rebuilt database knows the files, in the cache or not.
-    array.wait_for_notes();
-    array.rebuild();
-    assert!(std::fs::read(array.at("raw/large")).unwrap() == large);
-    array.restart_node(2, &["--outside", &uri]);
-    array.wait_for_nodes(3);
-    assert_eq!(array.sh("cat here/mine raw/moved"), "mine\nsmall\nmore\n");
+    cluster.wait_for_notes();
+    cluster.rebuild();
+    assert!(std::fs::read(cluster.at("raw/large")).unwrap() == large);
+    cluster.restart_node(2, &["--outside", &uri]);
+    cluster.wait_for_nodes(3);
+    assert_eq!(cluster.sh("cat here/mine raw/moved"), "mine\nsmall\nmore\n");
 
-    std::fs::write(folder.join("run/large"), "short").unwrap();
+    std::fs::write(directory.join("run/large"), "short").unwrap();
     // The mount still has its pages with the previous content. Other readers ask the store.
-    let got = array.path("got").display().to_string();
-    assert!(!array.run(&["get", "/raw/large", &got]).ok);
-    array.sh("rm -r raw here");
+    let got = cluster.path("got").display().to_string();
+    assert!(!cluster.run(&["get", "/raw/large", &got]).ok);
+    cluster.sh("rm -r raw here");
     wait("what was written is gone", || {
-        !folder.join("here/mine").exists()
+        !directory.join("here/mine").exists()
     });
-    assert_eq!(std::fs::read(folder.join("run/large")).unwrap(), b"short");
-    assert!(folder.join("run/deep/small").exists());
+    assert_eq!(
+        std::fs::read(directory.join("run/large")).unwrap(),
+        b"short"
+    );
+    assert!(directory.join("run/deep/small").exists());
 }
 
-/// The folder of the node, through which files drain, is full: the files drain to another node that stores.
+/// The directory of the node, through which files drain, is full: the files drain to another node that stores.
 #[test]
 fn draining_through_full_node_uses_another_node() {
-    let Some(mut array) = bare() else {
+    let Some(mut cluster) = bare() else {
         return;
     };
-    array.add_node(&["--tier", "burst"]);
-    let folder = array.path("pfs");
-    std::fs::create_dir_all(&folder).unwrap();
-    let device = Device::new(array.node_folder(3), "64m");
-    let uri = format!("file://{}", folder.display());
-    array.add_node(&["--outside", &uri, "--near", "1MiB"]);
-    array.start_mount();
+    cluster.add_node(&["--tier", "burst"]);
+    let directory = cluster.path("pfs");
+    std::fs::create_dir_all(&directory).unwrap();
+    let device = Device::new(cluster.node_directory(3), "64m");
+    let uri = format!("file://{}", directory.display());
+    cluster.add_node(&["--outside", &uri, "--near", "1MiB"]);
+    cluster.start_mount();
     device.fill();
-    let trouble = || array.json(&["status"])["nodes"][3]["trouble"] != "";
+    let trouble = || cluster.json(&["status"])["nodes"][3]["trouble"] != "";
     wait("the node says that it has no room", trouble);
     let large = noise(6);
-    array.sh("mkdir d");
-    std::fs::write(array.at("d/large"), &large).unwrap();
+    cluster.sh("mkdir d");
+    std::fs::write(cluster.at("d/large"), &large).unwrap();
     let stored = |name: &str, there: &[u64]| {
-        array.run(&["drain", "/d", "--free", "--wait"]).ok
-            && nodes(&array, name).iter().all(|one| there.contains(one))
+        cluster.run(&["drain", "/d", "--free", "--wait"]).ok
+            && nodes(&cluster, name).iter().all(|one| there.contains(one))
     };
     wait("it is stored elsewhere", || stored("/d/large", &[0, 1]));
-    assert!(std::fs::read(array.at("d/large")).unwrap() == large);
-    assert!(!folder.join("d/large").exists());
+    assert!(std::fs::read(cluster.at("d/large")).unwrap() == large);
+    assert!(!directory.join("d/large").exists());
     device.free();
     wait("it has room again", || !trouble());
-    std::fs::write(array.at("d/later"), &large).unwrap();
+    std::fs::write(cluster.at("d/later"), &large).unwrap();
     wait("what comes later goes outside", || stored("/d/later", &[3]));
-    assert!(std::fs::read(folder.join("d/later")).unwrap() == large);
+    assert!(std::fs::read(directory.join("d/later")).unwrap() == large);
 }

@@ -1,6 +1,6 @@
 //! Tests nodes that store their files outside as chunks in packs: they need fewer bytes, and are read like all others.
 
-use crate::array::{Array, Device, wait};
+use crate::cluster::{Cluster, Device, wait};
 use crate::outside::{BYTES, bare, nodes, noise, outside};
 use crate::stand_in::StandIn;
 use std::os::unix::fs::{FileExt as _, PermissionsExt};
@@ -12,10 +12,10 @@ const PACKED: [&str; 4] = ["--outside-as", "dedup | zstd", "--near", "1MiB"];
 /// File that marks a store.
 const MARK: &str = ".tidemill-store";
 
-/// Returns the files below a folder, except the mark of a store.
-pub(crate) fn files_below(folder: &Path) -> Vec<PathBuf> {
+/// Returns the files below a directory, except the mark of a store.
+pub(crate) fn files_below(directory: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
         match path.is_dir() {
             true => files.extend(files_below(&path)),
@@ -27,16 +27,16 @@ pub(crate) fn files_below(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-fn sent(array: &Array) -> u64 {
-    outside(array, 3)["sent"].as_u64().unwrap()
+fn sent(cluster: &Cluster) -> u64 {
+    outside(cluster, 3)["sent"].as_u64().unwrap()
 }
 
-/// Waits until all closed files of a folder are stored outside and nowhere else.
-fn drain(array: &Array, folder: &str, names: &[String]) {
+/// Waits until all closed files of a directory are stored outside and nowhere else.
+fn drain(cluster: &Cluster, directory: &str, names: &[String]) {
     wait("all is outside only", || {
-        let said = array.run(&["drain", folder, "--free", "--wait"]);
+        let said = cluster.run(&["drain", directory, "--free", "--wait"]);
         assert!(said.ok, "{}", said.err);
-        let only = |name: &String| nodes(array, &format!("{folder}/{name}")) == [3];
+        let only = |name: &String| nodes(cluster, &format!("{directory}/{name}")) == [3];
         names.iter().all(only)
     });
 }
@@ -45,44 +45,44 @@ fn names(names: &[&str]) -> Vec<String> {
     names.iter().map(|&name| name.to_owned()).collect()
 }
 
-/// Starts an array in which node 2 is in the burst tier, and node 3 has its files outside.
-fn with_packs(uri: &str, more: &[&str]) -> Option<Array> {
-    let mut array = bare()?;
-    array.add_node(&["--tier", "burst"]);
-    array.add_node(&[&["--outside", uri], more, &PACKED].concat());
-    array.start_mount();
-    Some(array)
+/// Starts a cluster in which node 2 is in the burst tier, and node 3 has its files outside.
+fn with_packs(uri: &str, more: &[&str]) -> Option<Cluster> {
+    let mut cluster = bare()?;
+    cluster.add_node(&["--tier", "burst"]);
+    cluster.add_node(&[&["--outside", uri], more, &PACKED].concat());
+    cluster.start_mount();
+    Some(cluster)
 }
 
-fn folder() -> (tempfile::TempDir, String) {
-    let folder = tempfile::tempdir().unwrap();
-    let uri = format!("file://{}", folder.path().display());
-    (folder, uri)
+fn directory() -> (tempfile::TempDir, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let uri = format!("file://{}", directory.path().display());
+    (directory, uri)
 }
 
 #[test]
 fn packs_are_sent_once_and_read_and_recovered() {
-    let (pfs, uri) = folder();
-    let Some(mut array) = with_packs(&uri, &[]) else {
+    let (pfs, uri) = directory();
+    let Some(mut cluster) = with_packs(&uri, &[]) else {
         return;
     };
     let large = noise(1);
-    array.sh("mkdir d; chmod 777 d; seq 100000 > d/text; : > d/empty");
-    std::fs::write(array.at("d/large"), &large).unwrap();
+    cluster.sh("mkdir d; chmod 777 d; seq 100000 > d/text; : > d/empty");
+    std::fs::write(cluster.at("d/large"), &large).unwrap();
     let all = names(&["text", "empty", "large"]);
-    drain(&array, "/d", &all);
+    drain(&cluster, "/d", &all);
     // A node reports its counts several times a second.
-    wait("it is told", || sent(&array) > 9_000_000);
-    let before = sent(&array);
+    wait("it is told", || sent(&cluster) > 9_000_000);
+    let before = sent(&cluster);
     assert!(before < BYTES as u64 + 300_000, "{before}");
-    assert_eq!(outside(&array, 3)["as"], "dedup | zstd");
+    assert_eq!(outside(&cluster, 3)["as"], "dedup | zstd");
     // Another user has the same content.
-    array.sh(&format!(
+    cluster.sh(&format!(
         "{STRANGER} sh -c 'cp d/large d/theirs; cp d/text d/again'"
     ));
-    drain(&array, "/d", &names(&["theirs", "again"]));
-    wait("that is told", || sent(&array) > before);
-    let after = sent(&array);
+    drain(&cluster, "/d", &names(&["theirs", "again"]));
+    wait("that is told", || sent(&cluster) > before);
+    let after = sent(&cluster);
     assert!(after < before + 10_000, "{after} {before}");
     assert!(
         files_below(pfs.path())
@@ -90,54 +90,54 @@ fn packs_are_sent_once_and_read_and_recovered() {
             .all(|path| path.starts_with(pfs.path().join(".tidemill-packs")))
     );
 
-    array.kill_mount();
-    array.start_mount();
-    assert!(std::fs::read(array.at("d/theirs")).unwrap() == large);
-    array.sh("seq 100000 | cmp - d/text; cmp d/text d/again; test ! -s d/empty");
+    cluster.kill_mount();
+    cluster.start_mount();
+    assert!(std::fs::read(cluster.at("d/theirs")).unwrap() == large);
+    cluster.sh("seq 100000 | cmp - d/text; cmp d/text d/again; test ! -s d/empty");
     let job = r#"name = "count"; workdir = "/"; tasks = ( { name = "count"; kernel = "/bin/sh";
         args = ["-c", "cat d/large d/text | wc -c > count"]; input = ["d/large", "d/text"]; output = ["count"]; } );"#;
-    array.done(array.submit(job));
-    assert_eq!(array.sh("cat count"), format!("{}\n", BYTES + 588_895));
-    assert!(array.run(&["scrub", "/d", "--wait"]).ok);
-    assert!(!array.run(&["health"]).out.contains("/d/"));
+    cluster.done(cluster.submit(job));
+    assert_eq!(cluster.sh("cat count"), format!("{}\n", BYTES + 588_895));
+    assert!(cluster.run(&["scrub", "/d", "--wait"]).ok);
+    assert!(!cluster.run(&["health"]).out.contains("/d/"));
 
     // With another setting, new files are plain files there, and old files stay readable.
-    array.restart_node(3, &["--outside", &uri, "--near", "1MiB"]);
-    array.wait_for_nodes(4);
-    array.sh("echo plain > d/plain");
-    drain(&array, "/d", &names(&["plain"]));
+    cluster.restart_node(3, &["--outside", &uri, "--near", "1MiB"]);
+    cluster.wait_for_nodes(4);
+    cluster.sh("echo plain > d/plain");
+    drain(&cluster, "/d", &names(&["plain"]));
     assert_eq!(
         std::fs::read(pfs.path().join("d/plain")).unwrap(),
         b"plain\n"
     );
-    array.sh("seq 100000 | cmp - d/text");
-    array.wait_for_notes();
-    array.rebuild();
-    array.sh("seq 100000 | cmp - d/again; cat d/plain");
-    array.sh("rm d/large d/text d/again d/empty count");
-    wait("one has it still", || outside(&array, 3)["objects"] == 2);
-    let got = array.path("got");
-    let get = || array.run(&["get", "/d/theirs", &got.display().to_string()]);
+    cluster.sh("seq 100000 | cmp - d/text");
+    cluster.wait_for_notes();
+    cluster.rebuild();
+    cluster.sh("seq 100000 | cmp - d/again; cat d/plain");
+    cluster.sh("rm d/large d/text d/again d/empty count");
+    wait("one has it still", || outside(&cluster, 3)["objects"] == 2);
+    let got = cluster.path("got");
+    let get = || cluster.run(&["get", "/d/theirs", &got.display().to_string()]);
     assert!(get().ok && std::fs::read(&got).unwrap() == large);
-    array.sh("rm d/theirs");
+    cluster.sh("rm d/theirs");
     wait("no pack is left", || files_below(pfs.path()).len() == 1);
 }
 
 #[test]
 fn packs_of_lost_node_suffice_for_recovery() {
-    let (pfs, uri) = folder();
-    let Some(mut array) = with_packs(&uri, &[]) else {
+    let (pfs, uri) = directory();
+    let Some(mut cluster) = with_packs(&uri, &[]) else {
         return;
     };
     let large = noise(7);
-    array.sh("mkdir -p d/deep; echo old > d/deep/small");
-    std::fs::write(array.at("d/large"), &large).unwrap();
-    drain(&array, "/d", &names(&["large", "deep/small"]));
-    array.sh("echo new > d/deep/small; echo more > d/more");
-    drain(&array, "/d", &names(&["large", "deep/small", "more"]));
-    array.kill_node(3);
-    std::fs::remove_dir_all(array.node_folder(3)).unwrap();
-    let told = array.json(&["node", "recover", &uri]);
+    cluster.sh("mkdir -p d/deep; echo old > d/deep/small");
+    std::fs::write(cluster.at("d/large"), &large).unwrap();
+    drain(&cluster, "/d", &names(&["large", "deep/small"]));
+    cluster.sh("echo new > d/deep/small; echo more > d/more");
+    drain(&cluster, "/d", &names(&["large", "deep/small", "more"]));
+    cluster.kill_node(3);
+    std::fs::remove_dir_all(cluster.node_directory(3)).unwrap();
+    let told = cluster.json(&["node", "recover", &uri]);
     let told: Vec<_> = told
         .as_array()
         .unwrap()
@@ -148,15 +148,15 @@ fn packs_of_lost_node_suffice_for_recovery() {
         told,
         [("d/deep/small", true), ("d/large", true), ("d/more", true)]
     );
-    let back = array.path("back");
+    let back = cluster.path("back");
     let into = back.display().to_string();
-    let copied = array.json(&["node", "recover", &uri, "d/l*", "--into", &into]);
+    let copied = cluster.json(&["node", "recover", &uri, "d/l*", "--into", &into]);
     assert_eq!(
         (&copied["files"], &copied["failed"]),
         (&1.into(), &0.into())
     );
     std::fs::write(back.join("d/more"), "mine").unwrap();
-    let copied = array.json(&["node", "recover", &uri, "--into", &into]);
+    let copied = cluster.json(&["node", "recover", &uri, "--into", &into]);
     assert_eq!((&copied["files"], &copied["same"]), (&1.into(), &2.into()));
     assert!(std::fs::read(back.join("d/large")).unwrap() == large);
     assert_eq!(std::fs::read(back.join("d/deep/small")).unwrap(), b"new\n");
@@ -173,12 +173,12 @@ fn packs_of_lost_node_suffice_for_recovery() {
         .unwrap()
         .set_len(1000)
         .unwrap();
-    let said = array.run(&[
+    let said = cluster.run(&[
         "node",
         "recover",
         &uri,
         "--into",
-        &array.path("less").display().to_string(),
+        &cluster.path("less").display().to_string(),
     ]);
     assert!(
         !said.ok && said.err.contains("damaged"),
@@ -187,23 +187,23 @@ fn packs_of_lost_node_suffice_for_recovery() {
         said.err
     );
     assert_eq!(
-        std::fs::read(array.path("less").join("d/more")).unwrap(),
+        std::fs::read(cluster.path("less").join("d/more")).unwrap(),
         b"more\n"
     );
 }
 
 #[test]
 fn changed_pack_is_damage_of_its_files() {
-    let (pfs, uri) = folder();
-    let Some(array) = with_packs(&uri, &[]) else {
+    let (pfs, uri) = directory();
+    let Some(cluster) = with_packs(&uri, &[]) else {
         return;
     };
-    array.sh("mkdir d");
-    std::fs::write(array.at("d/mine"), noise(3)).unwrap();
-    drain(&array, "/d", &names(&["mine"]));
-    let near = &array.object_files("/d/mine")[0];
-    let object = near.strip_prefix(array.node_folder(3)).unwrap();
-    let burst = array.node_folder(2).join(object);
+    cluster.sh("mkdir d");
+    std::fs::write(cluster.at("d/mine"), noise(3)).unwrap();
+    drain(&cluster, "/d", &names(&["mine"]));
+    let near = &cluster.object_files("/d/mine")[0];
+    let object = near.strip_prefix(cluster.node_directory(3)).unwrap();
+    let burst = cluster.node_directory(2).join(object);
     wait("it is nowhere else", || !near.exists() && !burst.exists());
     let packs = files_below(pfs.path());
     let largest = packs
@@ -212,17 +212,17 @@ fn changed_pack_is_damage_of_its_files() {
         .unwrap();
     let file = std::fs::File::options().write(true).open(largest).unwrap();
     file.write_all_at(b"something else", 5000).unwrap();
-    array.run(&["scrub", "/d", "--wait"]);
+    cluster.run(&["scrub", "/d", "--wait"]);
     wait("it is told", || {
-        array.run(&["health"]).out.contains("/d/mine")
-            || array.run(&["status"]).out.contains("damaged")
+        cluster.run(&["health"]).out.contains("/d/mine")
+            || cluster.run(&["status"]).out.contains("damaged")
     });
-    let got = array.path("got").display().to_string();
-    assert!(!array.run(&["get", "/d/mine", &got]).ok);
+    let got = cluster.path("got").display().to_string();
+    assert!(!cluster.run(&["get", "/d/mine", &got]).ok);
     // A node that still has a chunk stores it again.
-    std::fs::write(array.at("d/again"), noise(3)).unwrap();
-    drain(&array, "/d", &names(&["again"]));
-    assert!(array.run(&["get", "/d/again", &got]).ok);
+    std::fs::write(cluster.at("d/again"), noise(3)).unwrap();
+    drain(&cluster, "/d", &names(&["again"]));
+    assert!(cluster.run(&["get", "/d/again", &got]).ok);
     assert!(std::fs::read(&got).unwrap() == noise(3));
 }
 
@@ -240,28 +240,28 @@ fn killed_packing_and_refusing_store_lose_nothing() {
     )
     .unwrap();
     let more = ["--outside-keys", keys.path().to_str().unwrap()];
-    let Some(mut array) = with_packs(&uri, &more) else {
+    let Some(mut cluster) = with_packs(&uri, &more) else {
         return;
     };
     key("nobody");
-    array.sh("mkdir k; for i in $(seq 60); do head -c 400000 /dev/urandom > k/$i; done; sha256sum k/* > sums");
-    assert!(array.run(&["drain", "/k"]).ok);
+    cluster.sh("mkdir k; for i in $(seq 60); do head -c 400000 /dev/urandom > k/$i; done; sha256sum k/* > sums");
+    assert!(cluster.run(&["drain", "/k"]).ok);
     wait("the store refuses", || {
-        array.log("node-3.log").contains(".tidemill-packs/")
+        cluster.log("node-3.log").contains(".tidemill-packs/")
     });
     assert!(store.state().objects.is_empty());
-    array.sh("sha256sum --quiet -c sums");
+    cluster.sh("sha256sum --quiet -c sums");
     key("me");
     wait("some are there", || store.state().objects.len() > 1);
-    array.kill_node(3);
+    cluster.kill_node(3);
     let arguments = [&["--outside", &uri], &more[..], &PACKED].concat();
-    array.restart_node(3, &arguments);
-    array.wait_for_nodes(4);
+    cluster.restart_node(3, &arguments);
+    cluster.wait_for_nodes(4);
     let all: Vec<String> = (1..=60).map(|number| number.to_string()).collect();
-    drain(&array, "/k", &all);
-    array.kill_mount();
-    array.start_mount();
-    array.sh("sha256sum --quiet -c sums");
+    drain(&cluster, "/k", &all);
+    cluster.kill_mount();
+    cluster.start_mount();
+    cluster.sh("sha256sum --quiet -c sums");
     // The content before and after consists of the same chunks, each stored once.
     let taken = || {
         store
@@ -273,84 +273,84 @@ fn killed_packing_and_refusing_store_lose_nothing() {
             .sum::<u64>()
     };
     wait("no pack is there that nobody knows", || {
-        taken() == sent(&array)
+        taken() == sent(&cluster)
     });
-    let recovered = array.run(&[
+    let recovered = cluster.run(&[
         "node",
         "recover",
         &uri,
         "--keys",
         more[1],
         "--into",
-        &array.path("back").display().to_string(),
+        &cluster.path("back").display().to_string(),
     ]);
     assert!(recovered.ok, "{}", recovered.err);
-    array.sh(&format!(
+    cluster.sh(&format!(
         "cd {} && sha256sum --quiet -c {}",
-        array.path("back").display(),
-        array.at("sums").display()
+        cluster.path("back").display(),
+        cluster.at("sums").display()
     ));
-    array.sh("rm -r k sums");
+    cluster.sh("rm -r k sums");
     wait("all is gone there", || {
         store.state().objects.keys().all(|key| key.ends_with(MARK))
     });
-    assert!(array.run(&["check"]).ok);
+    assert!(cluster.run(&["check"]).ok);
 }
 
-/// The folder of the node is full, with its database in it.
+/// The directory of the node is full, with its database in it.
 #[test]
 fn full_node_keeps_its_packs_and_waits_for_space() {
-    let Some(mut array) = bare() else {
+    let Some(mut cluster) = bare() else {
         return;
     };
-    array.add_node(&["--tier", "burst"]);
-    let (pfs, uri) = folder();
-    let device = Device::new(array.node_folder(3), "64m");
-    array.add_node(&[&["--outside", &uri][..], &PACKED].concat());
-    array.start_mount();
-    array.sh("mkdir d");
+    cluster.add_node(&["--tier", "burst"]);
+    let (pfs, uri) = directory();
+    let device = Device::new(cluster.node_directory(3), "64m");
+    cluster.add_node(&[&["--outside", &uri][..], &PACKED].concat());
+    cluster.start_mount();
+    cluster.sh("mkdir d");
     let (one, other) = (noise(8), noise(9));
-    std::fs::write(array.at("d/one"), &one).unwrap();
-    drain(&array, "/d", &names(&["one"]));
+    std::fs::write(cluster.at("d/one"), &one).unwrap();
+    drain(&cluster, "/d", &names(&["one"]));
     device.fill();
-    let trouble = || array.json(&["status"])["nodes"][3]["trouble"] != "";
+    let trouble = || cluster.json(&["status"])["nodes"][3]["trouble"] != "";
     wait("the node says that it has no room", trouble);
-    let got = array.path("got");
+    let got = cluster.path("got");
     let get = |name: &str| {
         let got = got.display().to_string();
-        let said = array.run(&["get", &format!("/d/{name}"), &got]);
+        let said = cluster.run(&["get", &format!("/d/{name}"), &got]);
         assert!(said.ok, "{}", said.err);
         std::fs::read(&got).unwrap()
     };
     assert!(get("one") == one);
-    std::fs::write(array.at("d/other"), &other).unwrap();
+    std::fs::write(cluster.at("d/other"), &other).unwrap();
     wait("it is stored elsewhere", || {
-        let drained = array.run(&["drain", "/d", "--free", "--wait"]);
-        let there = nodes(&array, "/d/other");
+        let drained = cluster.run(&["drain", "/d", "--free", "--wait"]);
+        let there = nodes(&cluster, "/d/other");
         drained.ok && there.iter().all(|one| [0, 1].contains(one))
     });
     assert!(get("other") == other && get("one") == one);
-    array.sh("rm d/one");
+    cluster.sh("rm d/one");
     wait("what was removed is gone there", || {
         files_below(pfs.path()).is_empty()
     });
     device.free();
     wait("it has room again", || !trouble());
-    std::fs::write(array.at("d/later"), &one).unwrap();
-    drain(&array, "/d", &names(&["later"]));
+    std::fs::write(cluster.at("d/later"), &one).unwrap();
+    drain(&cluster, "/d", &names(&["later"]));
     assert!(get("later") == one);
 }
 
 /// The next `tidemill up` uses the same form of files outside, until a flag changes it.
 #[test]
 fn up_keeps_packing_of_outside() {
-    let (pfs, uri) = folder();
-    let folder = tempfile::tempdir().unwrap();
-    let dir = folder.path().to_str().unwrap();
+    let (pfs, uri) = directory();
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().to_str().unwrap();
     let tidemill = |args: &[&str]| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tidemill"));
         command.args([&["--dir", dir], args].concat());
-        crate::array::said(command.output().unwrap())
+        crate::cluster::said(command.output().unwrap())
     };
     let up = ["up", "--nodes", "1", "--no-mount"];
     let wrong = tidemill(&[&up[..], &["--outside", &uri, "--outside-as", "zstd"]].concat());
@@ -368,7 +368,7 @@ fn up_keeps_packing_of_outside() {
     ] {
         let said = tidemill(&[&up[..], more].concat());
         let status = tidemill(&["--json", "status"]);
-        std::fs::write(folder.path().join("f"), "content").unwrap();
+        std::fs::write(directory.path().join("f"), "content").unwrap();
         let name = format!("/f{}", told.len());
         let put = tidemill(&["put", "--node", "997", &format!("{dir}/f"), &name]);
         let read = tidemill(&["cat", &name]);
@@ -392,7 +392,7 @@ fn up_keeps_packing_of_outside() {
     );
     assert!(!pfs.path().join("f0").exists());
     // The same applies to keys: they are used again without a flag.
-    let keys = folder.path().join("keys");
+    let keys = directory.path().join("keys");
     std::fs::write(&keys, "token = \"hush\"\n").unwrap();
     std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
     let named = ["--outside", &uri, "--outside-keys", keys.to_str().unwrap()];

@@ -1,26 +1,26 @@
 //! Tests tasks that read the output of other running tasks of their job.
 
-use crate::array::{Array, Options, wait};
+use crate::cluster::{Cluster, Options, wait};
 use serde_json::Value;
 
-/// Starts a node with `cores` cores, and makes a folder whose files let its tasks continue.
-fn start(cores: u32) -> Option<(Array, tempfile::TempDir)> {
+/// Starts a node with `cores` cores, and makes a directory whose files let its tasks continue.
+fn start(cores: u32) -> Option<(Cluster, tempfile::TempDir)> {
     use std::os::unix::fs::PermissionsExt as _;
     let gates = tempfile::tempdir().unwrap();
     std::fs::set_permissions(gates.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let array = Array::with(Options {
+    let cluster = Cluster::with(Options {
         nodes: 1,
         cores,
         node_args: vec![
             "--intermediate-memory".into(),
             "64MiB".into(),
-            "--kernels-folders".into(),
+            "--kernels-dirs".into(),
             gates.path().display().to_string(),
         ],
         ..Options::default()
     })?;
-    array.sh("mkdir w");
-    Some((array, gates))
+    cluster.sh("mkdir w");
+    Some((cluster, gates))
 }
 
 /// Returns a task that makes `NAME`, and a task that makes `NAME.out` from it as it is written.
@@ -36,7 +36,7 @@ fn job(gates: &tempfile::TempDir, all: &str, tasks: &[String]) -> String {
     let gates = gates.path().display();
     let tasks = tasks.join(",\n").replace('%', &gates.to_string());
     format!(
-        "name = \"j\"; workdir = \"/w\"; cache = false; folders = [\"{gates}\"]; {all} tasks = ( {tasks} );"
+        "name = \"j\"; workdir = \"/w\"; cache = false; directories = [\"{gates}\"]; {all} tasks = ( {tasks} );"
     )
 }
 
@@ -48,10 +48,10 @@ fn two(gate: &str) -> String {
 }
 
 /// Waits until a reader has written a line, which no other process sees yet.
-fn until_read(array: &Array, line: &str) {
-    let run = array.node_folder(0).join("run");
+fn until_read(cluster: &Cluster, line: &str) {
+    let run = cluster.node_directory(0).join("run");
     let find = format!("find {run:?} -type f -exec grep -qsx 'got {line}' {{}} \\; -print");
-    wait(line, || !array.try_sh(&find).out.is_empty());
+    wait(line, || !cluster.try_sh(&find).out.is_empty());
 }
 
 fn open(gates: &tempfile::TempDir, gate: &str) {
@@ -67,70 +67,70 @@ fn task<'a>(job: &'a Value, name: &str) -> &'a Value {
 /// Tries that fail in the middle leave nothing, and are no failure of the reader.
 #[test]
 fn task_reads_output_of_running_task() {
-    let Some((mut array, gates)) = start(2) else {
+    let Some((mut cluster, gates)) = start(2) else {
         return;
     };
     let both = "got one\ngot two\n";
-    let id = array.submit(&job(&gates, "", &[pair("a", &two("a"), READ)]));
-    until_read(&array, "one");
-    array.kill_server();
-    array.start_server();
-    array.wait_for_nodes(1);
-    array.kill_node(0);
-    array.start_node(0);
-    array.wait_for_nodes(1);
-    until_read(&array, "one");
+    let id = cluster.submit(&job(&gates, "", &[pair("a", &two("a"), READ)]));
+    until_read(&cluster, "one");
+    cluster.kill_server();
+    cluster.start_server();
+    cluster.wait_for_nodes(1);
+    cluster.kill_node(0);
+    cluster.start_node(0);
+    cluster.wait_for_nodes(1);
+    until_read(&cluster, "one");
     open(&gates, "a");
-    array.done(id);
-    assert_eq!(array.sh("cat w/a.out"), both);
-    let explained = array.run(&["explain", &id.to_string()]).out;
+    cluster.done(id);
+    assert_eq!(cluster.sh("cat w/a.out"), both);
+    let explained = cluster.run(&["explain", &id.to_string()]).out;
     assert!(explained.contains("(pipelined)"), "{explained}");
     assert!(
         explained.contains("1 input while the task that made it ran"),
         "{explained}"
     );
-    let lineage = array.run(&["lineage", "/w/a.out"]).out;
+    let lineage = cluster.run(&["lineage", "/w/a.out"]).out;
     assert!(lineage.contains("/w/a"), "{lineage}");
 
     // The task fails in the middle until the test allows it to succeed.
     let make = "echo one; until [ -e %/b ]; do sleep 0.05; done; [ -e %/c ] || exit 7; echo two";
-    let id = array.submit(&job(
+    let id = cluster.submit(&job(
         &gates,
         "retries = 100; intermediate = \"memory\";",
         &[pair("b", make, READ)],
     ));
-    until_read(&array, "one");
+    until_read(&cluster, "one");
     open(&gates, "b");
     wait("it fails", || {
-        task(&array.job(id), "b")["tries"].as_u64() >= Some(2)
+        task(&cluster.job(id), "b")["tries"].as_u64() >= Some(2)
     });
-    assert!(!array.at("w/b.out").exists());
+    assert!(!cluster.at("w/b.out").exists());
     open(&gates, "c");
-    let done = array.done(id);
-    assert_eq!(array.sh("cat w/b.out"), both);
+    let done = cluster.done(id);
+    assert_eq!(cluster.sh("cat w/b.out"), both);
     assert_eq!(task(&done, "b.read")["tries"], 1);
 
     // The reader cannot read a streaming input: it runs again, and reports this.
     let read = "[ -f c ] || exit 3; cat";
-    let id = array.submit(&job(&gates, "retries = 0;", &[pair("c", &two("d"), read)]));
+    let id = cluster.submit(&job(&gates, "retries = 0;", &[pair("c", &two("d"), read)]));
     wait("both run", || {
-        let job = array.job(id);
+        let job = cluster.job(id);
         ["c", "c.read"].map(|name| task(&job, name)["state"] == "running") == [true; 2]
     });
     open(&gates, "d");
-    array.done(id);
-    assert_eq!(array.sh("cat w/c.out"), "one\ntwo\n");
-    let said = array.run(&["logs", &id.to_string()]).out;
+    cluster.done(id);
+    assert_eq!(cluster.sh("cat w/c.out"), "one\ntwo\n");
+    let said = cluster.run(&["logs", &id.to_string()]).out;
     assert!(said.contains("leave its input out"), "{said}");
 
     // The task fails permanently.
     let make = "echo one; sleep 0.3; exit 7";
-    let id = array.submit(&job(&gates, "retries = 0;", &[pair("d", make, READ)]));
-    let ended = array.ended(id);
+    let id = cluster.submit(&job(&gates, "retries = 0;", &[pair("d", make, READ)]));
+    let ended = cluster.ended(id);
     assert_eq!(task(&ended, "d")["state"], "failed");
     assert_eq!(task(&ended, "d.read")["state"], "cancelled");
-    assert!(!array.at("w/d.out").exists());
-    assert!(array.run(&["check", "--age", "0"]).ok);
+    assert!(!cluster.at("w/d.out").exists());
+    assert!(cluster.run(&["check", "--age", "0"]).ok);
 }
 
 /// Programs that cannot read a pipe, or do not read all of it, give the same result as without it. No task waits for a
@@ -139,7 +139,7 @@ fn task_reads_output_of_running_task() {
 fn pipelined_result_is_same_for_any_reader_and_node() {
     // One core is not enough for two tasks.
     for cores in [2, 1] {
-        let Some((array, gates)) = start(cores) else {
+        let Some((cluster, gates)) = start(cores) else {
             return;
         };
         let long = "seq 300000";
@@ -156,19 +156,19 @@ fn pipelined_result_is_same_for_any_reader_and_node() {
             chain.split_once("},").unwrap().1.to_owned(),
         ];
         let text = job(&gates, "retries = 0;", &tasks);
-        let id = array.submit(&text);
-        let done = array.done(id);
-        array.sh(
+        let id = cluster.submit(&text);
+        let done = cluster.done(id);
+        cluster.sh(
             "cd w; echo 1 | cmp - early.out; printf 'HEAD body' | cmp - over.out; cmp file file.out; cmp whole whole.out; \
              seq 300000 | grep 7 | cmp - chain.out; seq 300000 | grep 77 | cmp - chain2.out",
         );
         assert_eq!(task(&done, "file.read")["tries"], 1);
-        let explained = array.run(&["explain", &id.to_string()]).out;
+        let explained = cluster.run(&["explain", &id.to_string()]).out;
         let fed = explained.contains("while the task that made it ran\n");
         assert!(cores > 1 || !fed, "{explained}");
 
         let wrong = text.replace("pipelined = [\"early\"]", "pipelined = [\"erly\"]");
-        let said = array.try_submit(&wrong);
+        let said = cluster.try_submit(&wrong);
         let why = "\"pipelined\" is \"erly\"";
         assert!(!said.ok && said.err.contains(why), "{}", said.err);
     }

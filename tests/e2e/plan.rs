@@ -1,14 +1,14 @@
-//! Tests planning from the command line. Needs no array.
+//! Tests planning from the command line. Needs no cluster.
 
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
 
-fn plan(folder: &Path, args: &[&str]) -> Output {
+fn plan(directory: &Path, args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tidemill"))
         .args(args)
-        .current_dir(folder)
-        .env("HOME", folder)
+        .current_dir(directory)
+        .env("HOME", directory)
         .output()
         .unwrap()
 }
@@ -17,8 +17,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-fn json(folder: &Path, args: &[&str]) -> Value {
-    let output = plan(folder, args);
+fn json(directory: &Path, args: &[&str]) -> Value {
+    let output = plan(directory, args);
     assert!(
         output.status.success(),
         "{args:?}: {}",
@@ -29,8 +29,8 @@ fn json(folder: &Path, args: &[&str]) -> Value {
 
 #[test]
 fn site_is_reported_by_section() {
-    let folder = tempfile::tempdir().unwrap();
-    let output = plan(folder.path(), &["plan", "model", "staging"]);
+    let directory = tempfile::tempdir().unwrap();
+    let output = plan(directory.path(), &["plan", "model", "staging"]);
     assert!(output.status.success());
     assert!(
         text(&output.stderr).contains("--site"),
@@ -42,7 +42,7 @@ fn site_is_reported_by_section() {
         "{out}"
     );
 
-    let of_mine = |section: &str, more: &[&str]| of_own_site(folder.path(), section, more);
+    let of_mine = |section: &str, more: &[&str]| of_own_site(directory.path(), section, more);
     let all = of_mine("all", &[]);
     for section in ["staging", "feasibility", "energy", "cost"] {
         assert!(!all[section].as_array().unwrap().is_empty(), "{section}");
@@ -63,17 +63,17 @@ fn site_is_reported_by_section() {
 }
 
 /// Returns a section of the models for a copy of the paper's site.
-fn of_own_site(folder: &Path, section: &str, more: &[&str]) -> Value {
+fn of_own_site(directory: &Path, section: &str, more: &[&str]) -> Value {
     let jaguar = include_str!("../../examples/site/jaguar.toml");
-    std::fs::write(folder.join("mine.toml"), jaguar).unwrap();
+    std::fs::write(directory.join("mine.toml"), jaguar).unwrap();
     let args = ["--json", "plan", "model", section, "--site", "mine.toml"];
-    json(folder, &[&args, more].concat())
+    json(directory, &[&args, more].concat())
 }
 
 #[test]
 fn kernel_keeps_up_at_its_largest_ratio() {
-    let folder = tempfile::tempdir().unwrap();
-    let of_mine = |section: &str, more: &[&str]| of_own_site(folder.path(), section, more);
+    let directory = tempfile::tempdir().unwrap();
+    let of_mine = |section: &str, more: &[&str]| of_own_site(directory.path(), section, more);
     let all = of_mine("all", &[]);
     // A kernel keeps up at its largest feasible ratio, and does not at the next one.
     let feasible = |report: &Value| {
@@ -103,7 +103,7 @@ fn kernel_keeps_up_at_its_largest_ratio() {
         "--ratio",
         "18001",
     ];
-    let refused = plan(folder.path(), &args);
+    let refused = plan(directory.path(), &args);
     let err = text(&refused.stderr);
     assert!(
         !refused.status.success() && err.contains("--ratio: a staging ratio of 18001 is above"),
@@ -113,9 +113,9 @@ fn kernel_keeps_up_at_its_largest_ratio() {
 
 #[test]
 fn invalid_site_is_refused_with_file_and_line() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let refused = |args: &[&str]| {
-        let output = plan(folder.path(), args);
+        let output = plan(directory.path(), args);
         (
             output.status.code(),
             text(&output.stdout),
@@ -137,7 +137,7 @@ fn invalid_site_is_refused_with_file_and_line() {
             }
         })
         .collect();
-    std::fs::write(folder.path().join("site.toml"), wrong.join("\n")).unwrap();
+    std::fs::write(directory.path().join("site.toml"), wrong.join("\n")).unwrap();
     let (code, out, err) = refused(&["plan", "model", "all", "--site", "site.toml"]);
     assert_eq!((code, out.as_str()), (Some(1), ""), "{err}");
     assert!(err.contains(&format!("site.toml:{line}:")), "{err}");
@@ -147,21 +147,21 @@ fn invalid_site_is_refused_with_file_and_line() {
     assert!(code == Some(2) && err.contains("drain-at-share"), "{err}");
 }
 
-const PLATFORM: &str = include_str!("../../examples/planning/array.ini");
+const PLATFORM: &str = include_str!("../../examples/planning/cluster.ini");
 const COSTS: &str = include_str!("../../examples/planning/getmax.toml");
 const SCRIPT: &str = include_str!("../../examples/listing1/getmax.conf");
 
-/// Returns a folder with the examples' job, costs and platform.
+/// Returns a directory with the examples' job, costs and platform.
 fn job() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     for (name, text) in [
-        ("array.ini", PLATFORM),
+        ("cluster.ini", PLATFORM),
         ("costs.toml", COSTS),
         ("job.conf", SCRIPT),
     ] {
-        std::fs::write(folder.path().join(name), text).unwrap();
+        std::fs::write(directory.path().join(name), text).unwrap();
     }
-    folder
+    directory
 }
 
 const RUN: [&str; 7] = [
@@ -171,23 +171,26 @@ const RUN: [&str; 7] = [
     "--costs",
     "costs.toml",
     "--platform",
-    "array.ini",
+    "cluster.ini",
 ];
 
 #[test]
 fn job_script_is_simulated_and_drawn() {
-    let folder = job();
+    let directory = job();
     let with = |more: &[&'static str]| [&RUN[..], more].concat();
-    let shown = plan(folder.path(), &with(&["--tasks", "--gantt", "chart.svg"]));
+    let shown = plan(
+        directory.path(),
+        &with(&["--tasks", "--gantt", "chart.svg"]),
+    );
     assert!(shown.status.success(), "{}", text(&shown.stderr));
     let out = text(&shown.stdout);
     for part in ["makespan", "getmax.reduce", "policy"] {
         assert!(out.contains(part), "no {part} in:\n{out}");
     }
-    let chart = std::fs::read_to_string(folder.path().join("chart.svg")).unwrap();
+    let chart = std::fs::read_to_string(directory.path().join("chart.svg")).unwrap();
     assert!(chart.starts_with("<svg") && chart.contains("getmax.2"));
 
-    let report = json(folder.path(), &[&["--json"], &RUN[..]].concat());
+    let report = json(directory.path(), &[&["--json"], &RUN[..]].concat());
     // 2 GB are read at 550 MB/s and processed at 400 MB/s; the rest takes tens of milliseconds.
     let makespan = report["makespan_ns"].as_u64().unwrap();
     assert!(
@@ -197,19 +200,19 @@ fn job_script_is_simulated_and_drawn() {
     assert_eq!(report["tasks"].as_array().unwrap().len(), 3);
     let policy = |name: &'static str| {
         let args = [&["--json"], &with(&["--policy", name, "--seed", "3"])[..]].concat();
-        json(folder.path(), &args)
+        json(directory.path(), &args)
     };
     assert_eq!(policy("random"), policy("random"), "a seed replays its run");
     assert_eq!(policy("wa")["policy"], "wa");
 }
 
 #[test]
-fn sweep_covers_arrays_of_many_shapes() {
-    let folder = job();
+fn sweep_covers_clusters_of_many_shapes() {
+    let directory = job();
     let mut args = vec!["--json", "plan", "sweep"];
     args.extend(&RUN[2..]);
     args.extend(["--nodes", "1-2", "--cores", "1-3", "--plot", "plot.svg"]);
-    let points = json(folder.path(), &args);
+    let points = json(directory.path(), &args);
     let points = points.as_array().unwrap();
     assert_eq!(points.len(), 2 * 2 * 3);
     let makespan = |nodes: u64, cores: u64| {
@@ -223,16 +226,16 @@ fn sweep_covers_arrays_of_many_shapes() {
         "two tasks gain by a second node"
     );
     assert_eq!(makespan(2, 2), makespan(2, 3), "and by no third core");
-    let plot = std::fs::read_to_string(folder.path().join("plot.svg")).unwrap();
+    let plot = std::fs::read_to_string(directory.path().join("plot.svg")).unwrap();
     assert!(plot.contains("round-robin") && plot.contains("write-amplification"));
-    let table = text(&plan(folder.path(), &args[1..]).stdout);
+    let table = text(&plan(directory.path(), &args[1..]).stdout);
     assert_eq!(table.lines().count(), 1 + 2 * 2, "{table}");
 }
 
-/// The plan covers an array that does not exist, and reports nothing for a cost that is not given.
+/// The plan covers a cluster that does not exist, and reports nothing for a cost that is not given.
 #[test]
 fn elastic_plan_counts_cost_of_waking() {
-    let folder = job();
+    let directory = job();
     let base = ["plan", "elastic", "job.conf", "--costs", "costs.toml"];
     let on = |platform: &str, more: &[&str]| {
         let args = [
@@ -241,14 +244,14 @@ fn elastic_plan_counts_cost_of_waking() {
             &["--platform", platform],
             more,
         ];
-        json(folder.path(), &args.concat())
+        json(directory.path(), &args.concat())
     };
-    let told = on("array.ini", &[]);
+    let told = on("cluster.ini", &[]);
     assert_eq!(told["points"][0]["static"]["energy_joules"], Value::Null);
-    let array = std::fs::read_to_string(folder.path().join("array.ini")).unwrap();
+    let cluster = std::fs::read_to_string(directory.path().join("cluster.ini")).unwrap();
     let power = "power_busy = 165\npower_idle = 165\npower_suspended = 16\nwake = 2\n[SERVER]";
-    let array = array.replace("[SERVER]", power);
-    std::fs::write(folder.path().join("power.ini"), array).unwrap();
+    let cluster = cluster.replace("[SERVER]", power);
+    std::fs::write(directory.path().join("power.ini"), cluster).unwrap();
     let told = on("power.ini", &["--awake", "1"]);
     let point = &told["points"][0];
     let joules = |way: &str| point[way]["energy_joules"].as_f64().unwrap();
@@ -263,47 +266,48 @@ fn elastic_plan_counts_cost_of_waking() {
         &["--platform", "power.ini", "--awake", "999"],
     ]
     .concat();
-    let refused = plan(folder.path(), &refused);
+    let refused = plan(directory.path(), &refused);
     assert!(!refused.status.success());
     assert!(text(&refused.stderr).contains("--awake 999: the platform has"));
 }
 
 #[test]
 fn invalid_simulation_is_refused_with_file_and_line() {
-    let folder = job();
+    let directory = job();
     let refused = |args: &[&str], code: i32, part: &str| {
-        let output = plan(folder.path(), args);
+        let output = plan(directory.path(), args);
         let err = text(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{args:?}: {err}");
         assert!(err.contains(part), "{args:?}: {err}\nlacks {part}");
         assert!(output.stdout.is_empty(), "{args:?}");
     };
-    let write = |name: &str, text: String| std::fs::write(folder.path().join(name), text).unwrap();
+    let write =
+        |name: &str, text: String| std::fs::write(directory.path().join(name), text).unwrap();
     refused(&RUN[..5], 1, "--platform");
     refused(
-        &["plan", "run", "job.conf", "--platform", "array.ini"],
+        &["plan", "run", "job.conf", "--platform", "cluster.ini"],
         1,
         "--costs",
     );
     refused(
-        &["plan", "run", "none.json", "--platform", "array.ini"],
+        &["plan", "run", "none.json", "--platform", "cluster.ini"],
         1,
         "none.json",
     );
     refused(&[&RUN[..], &["--policy", "best"]].concat(), 2, "min-wait");
     refused(&["plan", "sweep", "job.conf", "--cores", "0-2"], 2, "`0`");
-    write("array.ini", PLATFORM.replace("= 450", "= 450 MB"));
+    write("cluster.ini", PLATFORM.replace("= 450", "= 450 MB"));
     refused(
         &RUN,
         1,
-        "array.ini:5: write_bandwidth can't be measured in `MB`",
+        "cluster.ini:5: write_bandwidth can't be measured in `MB`",
     );
     write(
-        "array.ini",
+        "cluster.ini",
         PLATFORM.replace("number_afes       = 4", "number_afes = 0"),
     );
     refused(&RUN, 1, "no nodes");
-    write("array.ini", PLATFORM.into());
+    write("cluster.ini", PLATFORM.into());
     write("costs.toml", COSTS.replace("\"1 GB\"", "\"-1 GB\""));
     refused(&RUN, 1, "costs.toml:4: a file's size can't be negative");
     write(
@@ -322,7 +326,7 @@ fn invalid_simulation_is_refused_with_file_and_line() {
         ("prose.txt", "Dear all,\n", "prose.txt:1:"),
     ] {
         write(name, content.into());
-        refused(&["plan", "run", name, "--platform", "array.ini"], 1, part);
+        refused(&["plan", "run", name, "--platform", "cluster.ini"], 1, part);
     }
     let circle = r#"{ "name": "w", "schemaVersion": "1.5", "workflow": { "specification": { "tasks": [
         { "name": "a", "id": "a", "parents": ["b"], "children": ["b"] },
@@ -330,7 +334,7 @@ fn invalid_simulation_is_refused_with_file_and_line() {
         "execution": { "tasks": [ { "id": "a", "runtimeInSeconds": 1 }, { "id": "b", "runtimeInSeconds": 1 } ] } } }"#;
     write("circle.json", circle.into());
     refused(
-        &["plan", "run", "circle.json", "--platform", "array.ini"],
+        &["plan", "run", "circle.json", "--platform", "cluster.ini"],
         1,
         "circle.json:2: tasks need each other in a circle",
     );

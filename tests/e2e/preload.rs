@@ -1,6 +1,6 @@
 //! Tests unchanged programs without a mount: `tidemill preload`.
 
-use crate::array::{Array, Options, Said, said, wait};
+use crate::cluster::{Cluster, Options, Said, said, wait};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -11,60 +11,60 @@ fn library() -> PathBuf {
     PathBuf::from(env!("CARGO_BIN_EXE_tidemill")).with_file_name("deps/libtidemill_preload.so")
 }
 
-/// Starts an array without a mount.
-fn unmounted() -> Option<Array> {
-    Array::with(Options {
+/// Starts a cluster without a mount.
+fn unmounted() -> Option<Cluster> {
+    Cluster::with(Options {
         mount: false,
         ..Options::default()
     })
 }
 
-fn args_of(array: &Array) -> Vec<OsString> {
-    array.tidemill().get_args().map(OsStr::to_owned).collect()
+fn args_of(cluster: &Cluster) -> Vec<OsString> {
+    cluster.tidemill().get_args().map(OsStr::to_owned).collect()
 }
 
-/// Programs that see an array below `/t`, and the process with their file system.
+/// Programs that see a cluster below `/t`, and the process with their file system.
 pub(crate) struct Programs {
-    /// Arguments with which `tidemill` finds the array.
-    array: Vec<OsString>,
-    pub(crate) folder: PathBuf,
+    /// Arguments with which `tidemill` finds the cluster.
+    cluster: Vec<OsString>,
+    pub(crate) directory: PathBuf,
     flags: Vec<String>,
 }
 
 impl Programs {
-    fn of(array: &Array) -> Self {
-        Self::with(array, "preload", &[])
+    fn of(cluster: &Cluster) -> Self {
+        Self::with(cluster, "preload", &[])
     }
 
-    pub(crate) fn with(array: &Array, name: &str, flags: &[&str]) -> Self {
+    pub(crate) fn with(cluster: &Cluster, name: &str, flags: &[&str]) -> Self {
         Self {
-            array: args_of(array),
-            folder: array.path(name),
+            cluster: args_of(cluster),
+            directory: cluster.path(name),
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
         }
     }
 
     /// Makes programs that read all bytes as from another host.
-    fn distant(array: &Array) -> Self {
-        Self::with(array, "distant", &["--in-place", "false"])
+    fn distant(cluster: &Cluster) -> Self {
+        Self::with(cluster, "distant", &["--in-place", "false"])
     }
 
     /// Makes the same with files that are stored after their close.
-    pub(crate) fn giving_away(array: &Array, name: &str) -> Self {
-        Self::with(array, name, &["--in-place", "false", "--async"])
+    pub(crate) fn giving_away(cluster: &Cluster, name: &str) -> Self {
+        Self::with(cluster, name, &["--in-place", "false", "--async"])
     }
 
     fn tidemill(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
-        command.args(&self.array);
+        command.args(&self.cluster);
         command
     }
 
-    /// Returns the same folder for another array.
-    pub(crate) fn of_other(&self, array: &Array) -> Self {
+    /// Returns the same directory for another cluster.
+    pub(crate) fn of_other(&self, cluster: &Cluster) -> Self {
         Self {
-            array: args_of(array),
-            folder: self.folder.clone(),
+            cluster: args_of(cluster),
+            directory: self.directory.clone(),
             flags: self.flags.clone(),
         }
     }
@@ -76,7 +76,10 @@ impl Programs {
 
     pub(crate) fn command(&self) -> Command {
         let mut command = self.tidemill();
-        command.arg("preload").arg("--folder").arg(&self.folder);
+        command
+            .arg("preload")
+            .arg("--data-dir")
+            .arg(&self.directory);
         command.arg("--library").arg(library());
         command.args(&self.flags).arg("--");
         command
@@ -102,13 +105,16 @@ impl Programs {
     }
 
     pub(crate) fn log(&self) -> String {
-        std::fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+        std::fs::read_to_string(self.directory.join("log")).unwrap_or_default()
     }
 
     /// Waits until all closed files are stored.
     pub(crate) fn try_wait(&self) -> Said {
         let mut command = self.tidemill();
-        command.arg("preload").arg("--folder").arg(&self.folder);
+        command
+            .arg("preload")
+            .arg("--data-dir")
+            .arg(&self.directory);
         let flags = self.flags.iter().filter(|flag| *flag != "--async");
         said(command.args(flags).arg("--wait").output().unwrap())
     }
@@ -132,7 +138,7 @@ impl Programs {
     }
 
     fn found(&self) -> Option<rustix::process::Pid> {
-        let wanted = std::fs::canonicalize(self.folder.join("serving")).ok()?;
+        let wanted = std::fs::canonicalize(self.directory.join("serving")).ok()?;
         let processes = std::fs::read_dir("/proc").ok()?.flatten();
         let found = processes
             .filter(|entry| {
@@ -151,7 +157,7 @@ impl Programs {
 
 impl Drop for Programs {
     fn drop(&mut self) {
-        if !self.folder.join("s").exists() {
+        if !self.directory.join("s").exists() {
             return;
         }
         if std::thread::panicking() {
@@ -162,13 +168,13 @@ impl Drop for Programs {
         } else {
             self.signal(rustix::process::Signal::TERM);
             wait("the file system has ended", || {
-                !self.folder.join("s").exists()
+                !self.directory.join("s").exists()
             });
         }
     }
 }
 
-/// File operations of coreutils and the shell, in a folder of their own.
+/// File operations of coreutils and the shell, in a directory of their own.
 const COREUTILS: &str = r#"
 mkdir -p w/deep/er; cd w; test "$(pwd)" = "/t/$D/w"
 echo one > a; echo two >> a; cat a | tr a-z A-Z > b; test "$(cat a b | wc -l)" = 4
@@ -262,17 +268,17 @@ print('all')
 
 #[test]
 fn unmodified_programs_work_under_preload_as_on_disk() {
-    let Some(array) = unmounted() else { return };
-    let away = Programs::giving_away(&array, "away");
-    for programs in [Programs::of(&array), Programs::distant(&array), away] {
-        let name = programs.folder.file_name().unwrap().to_str().unwrap();
+    let Some(cluster) = unmounted() else { return };
+    let away = Programs::giving_away(&cluster, "away");
+    for programs in [Programs::of(&cluster), Programs::distant(&cluster), away] {
+        let name = programs.directory.file_name().unwrap().to_str().unwrap();
         coreutils(&programs, name);
         assert_eq!(programs.python(PYTHON), "all\n");
         programs.sh("rm -r py py2; printf '#include <stdio.h>\nint main(void){puts(\"compiled\");}' > m.c; gcc -o m m.c; test $(./m) = compiled; rm m m.c");
         // Existing files are visible to all.
         programs.wait();
         assert_eq!(
-            array.run(&["cat", &format!("/{name}/w/here")]).out,
+            cluster.run(&["cat", &format!("/{name}/w/here")]).out,
             "some text\n"
         );
     }
@@ -280,30 +286,32 @@ fn unmodified_programs_work_under_preload_as_on_disk() {
 
 #[test]
 fn mount_and_preload_see_files_of_each_other() {
-    let Some(array) = Array::start() else { return };
-    let (near, far) = (Programs::of(&array), Programs::distant(&array));
-    array.sh("echo mount > a; mkdir d");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    let (near, far) = (Programs::of(&cluster), Programs::distant(&cluster));
+    cluster.sh("echo mount > a; mkdir d");
     for (index, programs) in [&near, &far].into_iter().enumerate() {
         assert_eq!(programs.sh("cat a"), "mount\n");
         programs.sh(&format!(
             "echo program > d/p{index}; mv a b; echo more >> b"
         ));
         assert_eq!(
-            array.sh(&format!("cat d/p{index} b; mv b a; echo mount > a")),
+            cluster.sh(&format!("cat d/p{index} b; mv b a; echo mount > a")),
             "program\nmount\nmore\n"
         );
     }
     assert_eq!(far.sh("cat d/p0; echo three > d/p0"), "program\n");
     assert_eq!(near.sh("cat d/p0; rm d/p0"), "three\n");
-    assert_eq!(array.sh("ls d"), "p1\n");
+    assert_eq!(cluster.sh("ls d"), "p1\n");
 }
 
 #[test]
 fn written_bytes_survive_any_kill_under_preload() {
-    let Some(array) = unmounted() else { return };
-    for programs in [Programs::of(&array), Programs::distant(&array)] {
+    let Some(cluster) = unmounted() else { return };
+    for programs in [Programs::of(&cluster), Programs::distant(&cluster)] {
         let name = programs
-            .folder
+            .directory
             .file_name()
             .unwrap()
             .to_str()
@@ -319,7 +327,7 @@ fn written_bytes_survive_any_kill_under_preload() {
         let out = writer.stdout.take().unwrap();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).unwrap();
         assert_eq!(line, "ready\n");
-        let elsewhere = || array.run(&["cat", &file[2..]]).out;
+        let elsewhere = || cluster.run(&["cat", &file[2..]]).out;
         assert_eq!(elsewhere(), "", "it is open");
         writer.kill().unwrap();
         writer.wait().unwrap();
@@ -349,8 +357,8 @@ fn written_bytes_survive_any_kill_under_preload() {
 
 #[test]
 fn unsuitable_programs_are_refused() {
-    let Some(array) = unmounted() else { return };
-    let programs = Programs::of(&array);
+    let Some(cluster) = unmounted() else { return };
+    let programs = Programs::of(&cluster);
     let refused = |program: &str, why: &str| {
         let mut command = programs.command();
         let said = said(command.arg(program).output().unwrap());
@@ -361,7 +369,7 @@ fn unsuitable_programs_are_refused() {
         );
     };
     let built = |name: &str, flags: &[&str]| {
-        let (source, path) = (array.path("p.c"), array.path(name));
+        let (source, path) = (cluster.path("p.c"), cluster.path(name));
         std::fs::write(&source, "int main(void) { return 0; }").unwrap();
         let mut command = Command::new("gcc");
         let done = command
@@ -375,7 +383,7 @@ fn unsuitable_programs_are_refused() {
     };
     let fixed = built("static", &["-static"]);
     refused(fixed.to_str().unwrap(), "is linked statically");
-    let script = array.path("script");
+    let script = cluster.path("script");
     std::fs::write(&script, format!("#!{}\n", fixed.display())).unwrap();
     refused(script.to_str().unwrap(), "is run by");
     let go = built("go", &[]);
@@ -391,7 +399,7 @@ fn unsuitable_programs_are_refused() {
     std::fs::set_permissions(&other, mode).unwrap();
     refused(other.to_str().unwrap(), "set-user-id");
     refused("no-such-program", "no program");
-    let mut command = array.tidemill();
+    let mut command = cluster.tidemill();
     let said = said(
         command
             .args(["preload", "--prefix", "/", "--", "ls"])
@@ -403,9 +411,9 @@ fn unsuitable_programs_are_refused() {
 
 #[test]
 fn programs_started_together_share_file_system() {
-    let Some(array) = unmounted() else { return };
+    let Some(cluster) = unmounted() else { return };
     for name in ["together", "again"] {
-        let programs = Programs::with(&array, name, &[]);
+        let programs = Programs::with(&cluster, name, &[]);
         let started: Vec<_> = (0..6)
             .map(|number| {
                 let mut command = programs.command();
@@ -422,7 +430,7 @@ fn programs_started_together_share_file_system() {
     }
 }
 
-/// Returns program and library in a folder that users can reach, unlike the build folder.
+/// Returns program and library in a directory that users can reach, unlike the build directory.
 fn installed() -> tempfile::TempDir {
     let own = tempfile::tempdir().unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
@@ -433,34 +441,34 @@ fn installed() -> tempfile::TempDir {
     own
 }
 
-/// Starts a file system for all users; returns its folder, too.
-fn everybody(array: &Array) -> (std::process::Child, PathBuf) {
+/// Starts a file system for all users; returns its directory, too.
+fn everybody(cluster: &Cluster) -> (std::process::Child, PathBuf) {
     std::fs::set_permissions(
-        array.path(""),
+        cluster.path(""),
         std::os::unix::fs::PermissionsExt::from_mode(0o711),
     )
     .unwrap();
-    let folder = array.path("everybody");
-    let mut command = array.tidemill();
+    let directory = cluster.path("everybody");
+    let mut command = cluster.tidemill();
     command
-        .args(["preload", "--serve", "--allow-other", "--folder"])
-        .arg(&folder);
+        .args(["preload", "--serve", "--allow-other", "--data-dir"])
+        .arg(&directory);
     let serving = command
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    wait("it is served", || folder.join("s").exists());
-    (serving, folder)
+    wait("it is served", || directory.join("s").exists());
+    (serving, directory)
 }
 
 const USER: u32 = 4_000_011;
 
 #[test]
 fn users_keep_their_own_rights_under_preload() {
-    let Some(array) = unmounted() else { return };
-    let (mut serving, folder) = everybody(&array);
-    let programs = Programs::with(&array, "everybody", &[]);
+    let Some(cluster) = unmounted() else { return };
+    let (mut serving, directory) = everybody(&cluster);
+    let programs = Programs::with(&cluster, "everybody", &[]);
     programs.sh("mkdir open private; chmod 1777 open; chmod 700 private; echo secret > private/s; echo public > p; echo x > open/root");
     let own = installed();
     let run = |script: &str| {
@@ -470,7 +478,7 @@ fn users_keep_their_own_rights_under_preload() {
             .gid(USER)
             .current_dir("/")
             .env("HOME", "/nonexistent");
-        command.args(["preload", "--folder"]).arg(&folder);
+        command.args(["preload", "--data-dir"]).arg(&directory);
         said(command.args(["--", "bash", "-c", script]).output().unwrap())
     };
     let mine = run(
@@ -496,15 +504,15 @@ fn users_keep_their_own_rights_under_preload() {
         "public\nsecret\nx\nmine\n"
     );
     // A file system of one user serves only that user.
-    let only = Programs::of(&array);
+    let only = Programs::of(&cluster);
     only.sh("true");
     let mut command = Command::new(own.path().join("tidemill"));
     command
         .uid(USER)
         .gid(USER)
         .current_dir("/")
-        .args(["preload", "--folder"])
-        .arg(&only.folder);
+        .args(["preload", "--data-dir"])
+        .arg(&only.directory);
     let said = said(command.args(["--", "cat", "/t/p"]).output().unwrap());
     assert!(!said.ok && !said.out.contains("public"), "{}", said.out);
     drop(programs);
@@ -513,9 +521,11 @@ fn users_keep_their_own_rights_under_preload() {
 
 #[test]
 fn preload_waits_for_server_and_open_files_continue() {
-    let Some(mut array) = unmounted() else { return };
+    let Some(mut cluster) = unmounted() else {
+        return;
+    };
     let mut command = {
-        let programs = Programs::of(&array);
+        let programs = Programs::of(&cluster);
         programs.sh("echo before > f");
         let command = programs.command();
         std::mem::forget(programs);
@@ -531,17 +541,17 @@ fn preload_waits_for_server_and_open_files_continue() {
     let mut out = std::io::BufReader::new(program.stdout.take().unwrap());
     let mut line = String::new();
     std::io::BufRead::read_line(&mut out, &mut line).unwrap();
-    array.kill_server();
+    cluster.kill_server();
     drop(program.stdin.take());
     std::thread::sleep(std::time::Duration::from_secs(1));
-    array.start_server();
+    cluster.start_server();
     let mut rest = String::new();
     std::io::Read::read_to_string(&mut out, &mut rest).unwrap();
     assert!(program.wait().unwrap().success());
     assert_eq!(rest, "before\nwhile\nafter\n");
-    let programs = Programs::of(&array);
+    let programs = Programs::of(&cluster);
     wait("it is sealed", || {
-        array.run(&["cat", "/f"]).out == "before\nwhile\n"
+        cluster.run(&["cat", "/f"]).out == "before\nwhile\n"
     });
     drop(programs);
 }
@@ -558,20 +568,20 @@ s.send(b'x' * 50); print(struct.unpack('<Q', s.recv(65536)[:8])[0])
 
 #[test]
 fn directory_by_number_gives_no_more_rights_than_path() {
-    let Some(array) = unmounted() else { return };
-    let (mut serving, folder) = everybody(&array);
-    let programs = Programs::with(&array, "everybody", &[]);
+    let Some(cluster) = unmounted() else { return };
+    let (mut serving, directory) = everybody(&cluster);
+    let programs = Programs::with(&cluster, "everybody", &[]);
     let script = "mkdir -p private/in open; chmod 755 private/in open; echo > private/in/s; echo > open/s; chmod 700 private";
     programs.sh(script);
-    let ask = |directory: &str| {
-        let number = programs.sh(&format!("stat -c %i {directory}"));
+    let ask = |path: &str| {
+        let number = programs.sh(&format!("stat -c %i {path}"));
         let mut command = Command::new("/usr/bin/python3");
         command
             .uid(USER)
             .gid(USER)
             .current_dir("/")
             .args(["-c", BY_NUMBER]);
-        command.arg(folder.join("s")).arg(number.trim());
+        command.arg(directory.join("s")).arg(number.trim());
         let said = said(command.output().unwrap());
         assert!(said.ok, "{}", said.err);
         said.out

@@ -1,7 +1,7 @@
 //! Runs the First Provenance Challenge (2006): a workflow that averages brain images, run twice, and its nine questions, each one
 //! command.
 
-use crate::array::{Array, OtherMount, wait};
+use crate::cluster::{Cluster, OtherMount, wait};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -31,7 +31,7 @@ fn task(name: &str, kernel: &str, inputs: &[String], outputs: &[String], options
 
 /// Returns the workflow: four images are aligned to a reference, resliced, averaged, cut in three planes and converted to graphics.
 fn workflow(
-    folder: &str,
+    directory: &str,
     images: &str,
     model: &str,
     convert: impl Fn(&str) -> Vec<String>,
@@ -83,7 +83,7 @@ fn workflow(
         tasks.extend(convert(plane));
     }
     format!(
-        "name = \"fmri{model}\"; workdir = \"{folder}\"; tasks = ({});",
+        "name = \"fmri{model}\"; workdir = \"{directory}\"; tasks = ({});",
         tasks.join(",\n")
     )
 }
@@ -93,8 +93,8 @@ fn one(name: &str) -> [String; 1] {
 }
 
 /// Runs the workflow in `/run1` with `-m 12`, and in `/run2` with `-m 13` and two steps in place of `convert`.
-fn challenge() -> Option<Array> {
-    let array = Array::start()?;
+fn challenge() -> Option<Cluster> {
+    let cluster = Cluster::start()?;
     for program in [
         "align_warp",
         "reslice",
@@ -104,13 +104,13 @@ fn challenge() -> Option<Array> {
         "pgmtoppm",
         "pnmtojpeg",
     ] {
-        let file = array.path(program);
+        let file = cluster.path(program);
         std::fs::write(&file, PROGRAM.replace("NAME", program)).unwrap();
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let added = array.run(&["kernel", "add", file.to_str().unwrap()]);
+        let added = cluster.run(&["kernel", "add", file.to_str().unwrap()]);
         assert!(added.ok, "{}{}", added.out, added.err);
     }
-    array.sh("mkdir run1 run2 images1 images2
+    cluster.sh("mkdir run1 run2 images1 images2
          for f in images1 images2; do for n in anatomy1 anatomy2 anatomy3 anatomy4 reference; do
            echo $f $n > $f/$n.img; echo $f $n header > $f/$n.hdr; done; done
          setfattr -n user.globalmaximum -v 4095 images1/anatomy2.hdr
@@ -138,16 +138,16 @@ fn challenge() -> Option<Array> {
             task(&format!("pnmtojpeg-{plane}"), "pnmtojpeg", &ppm, &jpg, ""),
         ]
     };
-    let first = array.submit(&workflow("/run1", "/images1", "-m 12", gif));
-    let second = array.submit(&workflow("/run2", "/images2", "-m 13", jpeg));
-    array.done(first);
-    array.done(second);
-    array.sh("setfattr -n user.studyModality -v speech run1/atlas-x.gif
+    let first = cluster.submit(&workflow("/run1", "/images1", "-m 12", gif));
+    let second = cluster.submit(&workflow("/run2", "/images2", "-m 13", jpeg));
+    cluster.done(first);
+    cluster.done(second);
+    cluster.sh("setfattr -n user.studyModality -v speech run1/atlas-x.gif
          setfattr -n user.reviewer -v Ada run1/atlas-x.gif
          setfattr -n user.studyModality -v visual run1/atlas-y.gif
          setfattr -n user.studyModality -v touch run1/atlas-z.gif
          setfattr -n user.studyModality -v audio run2/atlas-x.jpg");
-    Some(array)
+    Some(cluster)
 }
 
 /// Returns the names of the tasks of an answer, job by job.
@@ -188,8 +188,8 @@ const DAYS: [&str; 7] = [
 ];
 
 /// Asks a question about lineage.
-fn ask(array: &Array, args: &[&str]) -> Value {
-    array.json(&[&["lineage"], args].concat())
+fn ask(cluster: &Cluster, args: &[&str]) -> Value {
+    cluster.json(&[&["lineage"], args].concat())
 }
 
 const GRAPHICS: [&str; 5] = [
@@ -202,17 +202,17 @@ const GRAPHICS: [&str; 5] = [
 
 #[test]
 fn nine_provenance_challenge_questions_are_one_command_each() {
-    let Some(array) = challenge() else { return };
-    processes(&array);
-    files_by_what_led_to_them(&array);
-    difference(&array);
-    files_by_annotations(&array);
-    annotations_belong_to_the_version(&array);
-    kernels_go_by_their_names(&array);
+    let Some(cluster) = challenge() else { return };
+    processes(&cluster);
+    files_by_what_led_to_them(&cluster);
+    difference(&cluster);
+    files_by_annotations(&cluster);
+    annotations_belong_to_the_version(&cluster);
+    kernels_go_by_their_names(&cluster);
 }
 
-fn processes(array: &Array) {
-    let ask = |args: &[&str]| ask(array, args);
+fn processes(cluster: &Cluster) {
+    let ask = |args: &[&str]| ask(cluster, args);
     // 1. The process that led to Atlas X Graphic: everything.
     let whole = ask(&["/run1/atlas-x.gif"]);
     assert_eq!(
@@ -252,12 +252,12 @@ fn of_run1() -> BTreeSet<String> {
     ])
 }
 
-fn files_by_what_led_to_them(array: &Array) {
+fn files_by_what_led_to_them(cluster: &Cluster) {
     // 5. Atlas graphics of workflows with an input header that says global maximum=4095.
-    assert_eq!(files(&ask(array, &GRAPHICS)), of_run1());
+    assert_eq!(files(&ask(cluster, &GRAPHICS)), of_run1());
     // 6. Outputs of softmean from images that were aligned with -m 12.
     let averaged = ask(
-        array,
+        cluster,
         &[
             "--down",
             "--kernel",
@@ -274,9 +274,9 @@ fn files_by_what_led_to_them(array: &Array) {
     );
 }
 
-fn difference(array: &Array) {
+fn difference(cluster: &Cluster) {
     // 7. The difference of two runs.
-    let differs = array.run(&[
+    let differs = cluster.run(&[
         "lineage",
         "/run1/atlas-x.gif",
         "--diff",
@@ -305,10 +305,10 @@ fn difference(array: &Array) {
     assert!(!differs.out.contains("softmean: code"), "{}", differs.out);
 }
 
-fn files_by_annotations(array: &Array) {
+fn files_by_annotations(cluster: &Cluster) {
     // 8. Outputs of align_warp whose inputs are annotated with center=UChicago.
     let chicago = ask(
-        array,
+        cluster,
         &[
             "--kernel",
             "align_warp",
@@ -328,7 +328,7 @@ fn files_by_annotations(array: &Array) {
         "--annotation",
         "studyModality=speech,visual,audio",
     ];
-    let sets = array.json(&modality);
+    let sets = cluster.json(&modality);
     assert_eq!(
         files(&sets),
         paths([
@@ -337,7 +337,7 @@ fn files_by_annotations(array: &Array) {
             "/run2/atlas-x.jpg"
         ])
     );
-    let said = array.run(&modality).out;
+    let said = cluster.run(&modality).out;
     assert!(
         said.contains("{reviewer=Ada, studyModality=speech}"),
         "{said}"
@@ -345,12 +345,12 @@ fn files_by_annotations(array: &Array) {
 }
 
 /// Checks that annotations of a file's next version do not apply to the previous version, nor to outputs that were made from it.
-fn annotations_belong_to_the_version(array: &Array) {
-    array.sh(
+fn annotations_belong_to_the_version(cluster: &Cluster) {
+    cluster.sh(
         "echo anew > images1/anatomy2.hdr; setfattr -n user.globalmaximum -v 1 images1/anatomy2.hdr
          rm images1/anatomy1.img",
     );
-    let ask = |args: &[&str]| ask(array, args);
+    let ask = |args: &[&str]| ask(cluster, args);
     assert_eq!(files(&ask(&GRAPHICS)), of_run1());
     let versions = ask(&["--versions", "/images1/anatomy2.hdr"]);
     let values = versions["versions"].as_array().unwrap().iter();
@@ -360,7 +360,7 @@ fn annotations_belong_to_the_version(array: &Array) {
     assert_eq!(values, ["4095", "1"], "{versions:#}");
     let gone = ask(&["--versions", "/images1/anatomy1.img"]);
     assert_eq!(gone["versions"][0]["annotations"]["center"], "UChicago");
-    let prov = array.run(&["lineage", "/run1/warp2.warp", "--format", "prov-json"]);
+    let prov = cluster.run(&["lineage", "/run1/warp2.warp", "--format", "prov-json"]);
     assert!(
         prov.out.contains("4095") && prov.out.contains("UChicago"),
         "{}",
@@ -371,18 +371,18 @@ fn annotations_belong_to_the_version(array: &Array) {
 /// Neither a version in progress nor a second reader moves an annotation to another version.
 #[test]
 fn annotations_of_other_mount_belong_to_next_version() {
-    let Some(array) = Array::start() else {
+    let Some(cluster) = Cluster::start() else {
         return;
     };
-    let other = OtherMount::start(&array, "other");
-    array.sh(&format!(
+    let other = OtherMount::start(&cluster, "other");
+    cluster.sh(&format!(
         "echo one > f; setfattr -n user.note -v first f
          exec 9>f; echo two >&9
          setfattr -n user.note -v second {0}/f; setfattr -n user.more -v yes {0}/f
          exec 9>&-; setfattr -n user.seen -v both f",
         other.path.display()
     ));
-    let versions = || ask(&array, &["--versions", "/f"])["versions"].clone();
+    let versions = || ask(&cluster, &["--versions", "/f"])["versions"].clone();
     wait("both versions are there", || {
         versions().as_array().unwrap().len() == 2
     });
@@ -393,18 +393,18 @@ fn annotations_of_other_mount_belong_to_next_version() {
         serde_json::json!({"note": "second", "more": "yes", "seen": "both"})
     );
     // An aborted version leaves its annotations with the version that stays.
-    array.sh(&format!(
+    cluster.sh(&format!(
         "exec 9>>f; setfattr -n user.note -v third {}/f; exec 9>&-",
         other.path.display()
     ));
-    let note = array.sh("getfattr --only-values -n user.note f");
+    let note = cluster.sh("getfattr --only-values -n user.note f");
     assert_eq!(note, "third");
 }
 
-fn kernels_go_by_their_names(array: &Array) {
-    let ask = |args: &[&str]| array.run(&[&["lineage"], args].concat()).out;
+fn kernels_go_by_their_names(cluster: &Cluster) {
+    let ask = |args: &[&str]| cluster.run(&[&["lineage"], args].concat()).out;
     // This also works after they are deleted.
-    let gone = array.run(&["kernel", "remove", "convert"]);
+    let gone = cluster.run(&["kernel", "remove", "convert"]);
     assert!(gone.ok, "{}{}", gone.out, gone.err);
     for format in ["text", "json", "svg", "dot", "prov-json"] {
         let said = ask(&["/run1/atlas-x.gif", "--format", format]);
@@ -417,8 +417,10 @@ fn kernels_go_by_their_names(array: &Array) {
 
 #[test]
 fn reused_result_shows_run_that_made_it() {
-    let Some(array) = Array::start() else { return };
-    array.sh("mkdir w; seq 1000 > w/in");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("mkdir w; seq 1000 > w/in");
     let mut jobs = Vec::new();
     for output in ["a", "b", "c"] {
         // The output has the same name: otherwise it would be another task.
@@ -426,10 +428,10 @@ fn reused_result_shows_run_that_made_it() {
             "name = \"{output}\"; workdir = \"/w\"; replace = true; tasks = ({{ name = \"{output}\"; \
              kernel = \"wordcount\"; input = [\"in\"]; output = [\"out\"]; }});"
         );
-        jobs.push(array.done(array.submit(&job)));
-        array.sh(&format!("mv w/out w/{output}"));
+        jobs.push(cluster.done(cluster.submit(&job)));
+        cluster.sh(&format!("mv w/out w/{output}"));
     }
-    let run = |path: &str| array.json(&["lineage", path])["runs"][0].clone();
+    let run = |path: &str| cluster.json(&["lineage", path])["runs"][0].clone();
     let (first, second, third) = (run("/w/a"), run("/w/b"), run("/w/c"));
     assert_eq!(first["reused_task"], Value::Null);
     for reused in [&second, &third] {
@@ -439,14 +441,14 @@ fn reused_result_shows_run_that_made_it() {
         }
     }
     // By the id of a task, too.
-    let asked = array.json(&["lineage", "--task", &third["task"].to_string()]);
+    let asked = cluster.json(&["lineage", "--task", &third["task"].to_string()]);
     assert_eq!(asked["runs"][0], third);
-    let text = array.run(&["lineage", "/w/c"]).out;
+    let text = cluster.run(&["lineage", "/w/c"]).out;
     assert!(
         text.contains(&format!("of task {}", first["task"])),
         "{text}"
     );
-    let prov = array.json(&["lineage", "/w/c", "--format", "prov-json"]);
+    let prov = cluster.json(&["lineage", "/w/c", "--format", "prov-json"]);
     assert_eq!(
         prov["wasInformedBy"].as_object().unwrap().len(),
         1,

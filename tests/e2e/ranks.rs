@@ -1,6 +1,6 @@
 //! Tests hooks whose kernels use MPI: one process on each node that has a part of a file. Semantics: docs/hooks.md.
 
-use crate::array::{Array, Options, OtherMount, wait};
+use crate::cluster::{Cluster, Options, OtherMount, wait};
 use crate::require::skip;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -10,10 +10,10 @@ use std::net::TcpListener;
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 
-const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// Starts an array of three nodes, with a folder of files that are on all of them.
-fn start() -> Option<Array> {
+/// Starts a cluster of three nodes, with a directory of files that are on all of them.
+fn start() -> Option<Cluster> {
     if Command::new("mpicc.mpich")
         .arg("--version")
         .output()
@@ -22,43 +22,43 @@ fn start() -> Option<Array> {
         skip("there is no mpicc of MPICH: apt-get install libmpich-dev");
         return None;
     }
-    let array = Array::with(Options {
+    let cluster = Cluster::with(Options {
         nodes: 3,
         ..Options::default()
     })?;
-    array.sh("mkdir -p lib run/wide");
-    array.json(&["stripe", "/run/wide", "64KiB"]);
-    Some(array)
+    cluster.sh("mkdir -p lib run/wide");
+    cluster.json(&["stripe", "/run/wide", "64KiB"]);
+    Some(cluster)
 }
 
-/// Builds a kernel with the compiler of MPICH and stores it in the array.
-fn build(array: &Array, name: &str, source: &str) {
-    let file = array.path(&format!("{name}.c"));
+/// Builds a kernel with the compiler of MPICH and stores it in the cluster.
+fn build(cluster: &Cluster, name: &str, source: &str) {
+    let file = cluster.path(&format!("{name}.c"));
     std::fs::write(&file, source).unwrap();
     let mut command = Command::new("mpicc.mpich");
     command.args(["-w", "-shared", "-fPIC", "-o"]);
     let built = file.with_extension("so");
     let built_well = command.arg(&built).arg(&file).status().unwrap();
     assert!(built_well.success(), "{name} can't be built");
-    std::fs::copy(built, array.at(&format!("lib/{name}.so"))).unwrap();
+    std::fs::copy(built, cluster.at(&format!("lib/{name}.so"))).unwrap();
 }
 
-fn add(array: &Array, words: &str) {
-    array.sh(&format!("{:?} --json hook add {words}", array.tidemill()));
+fn add(cluster: &Cluster, words: &str) {
+    cluster.sh(&format!("{:?} --json hook add {words}", cluster.tidemill()));
 }
 
-fn show(array: &Array, name: &str) -> Value {
-    let said = array.run(&["--json", "hook", "show", name]);
+fn show(cluster: &Cluster, name: &str) -> Value {
+    let said = cluster.run(&["--json", "hook", "show", name]);
     serde_json::from_str(&said.out).unwrap_or_default()
 }
 
-fn count(array: &Array, name: &str, state: &str) -> u64 {
-    show(array, name)["firings"][state].as_u64().unwrap_or(0)
+fn count(cluster: &Cluster, name: &str, state: &str) -> u64 {
+    show(cluster, name)["firings"][state].as_u64().unwrap_or(0)
 }
 
-fn failed(array: &Array, name: &str) -> String {
-    wait(name, || count(array, name, "failed") > 0);
-    array.run(&["rule", "log", name, "--state", "failed"]).out
+fn failed(cluster: &Cluster, name: &str) -> String {
+    wait(name, || count(cluster, name, "failed") > 0);
+    cluster.run(&["rule", "log", name, "--state", "failed"]).out
 }
 
 /// Kernel that prints the rank, the sum of the whole file as this rank reads it, and the messages between ranks.
@@ -110,8 +110,8 @@ fn told(ranks: usize, bytes: &[u8]) -> String {
 }
 
 /// Returns the number of nodes that have a part of a file.
-fn nodes(array: &Array, path: &str) -> usize {
-    let layout = array.json(&["layout", path]);
+fn nodes(cluster: &Cluster, path: &str) -> usize {
+    let layout = cluster.json(&["layout", path]);
     let parts = layout["parts"].as_array().unwrap().iter();
     let all: BTreeSet<_> = parts
         .map(|part| part["copies"][0]["node"].as_u64().unwrap())
@@ -120,10 +120,10 @@ fn nodes(array: &Array, path: &str) -> usize {
 }
 
 /// Three mounts write a third of a file each, at the same time.
-fn write_together(array: &Array, others: &[OtherMount], bytes: &[u8]) {
+fn write_together(cluster: &Cluster, others: &[OtherMount], bytes: &[u8]) {
     let mut open = OpenOptions::new();
     open.read(true).write(true).create(true);
-    let places = [array.at("run/n1.f64")].into_iter();
+    let places = [cluster.at("run/n1.f64")].into_iter();
     let places = places.chain(others.iter().map(|other| other.path.join("run/n1.f64")));
     let files: Vec<_> = places.map(|path| open.open(path).unwrap()).collect();
     let third = bytes.len() / 3;
@@ -138,49 +138,49 @@ fn write_together(array: &Array, others: &[OtherMount], bytes: &[u8]) {
 /// communicate with each other.
 #[test]
 fn ranks_on_all_nodes_map_same_file() {
-    let Some(array) = start() else {
+    let Some(cluster) = start() else {
         return;
     };
-    let others = ["b", "c"].map(|name| OtherMount::start(&array, name));
-    let example = std::fs::read_to_string(format!("{FOLDER}/examples/mpi/extremes.c")).unwrap();
-    build(&array, "extremes", &example);
-    build(&array, "tell", TELL);
+    let others = ["b", "c"].map(|name| OtherMount::start(&cluster, name));
+    let example = std::fs::read_to_string(format!("{DIRECTORY}/examples/mpi/extremes.c")).unwrap();
+    build(&cluster, "extremes", &example);
+    build(&cluster, "tell", TELL);
     for map in ["extremes", "tell"] {
         let words = format!(
             "'/run/**/*.f64' --mpi --map /lib/{map}.so --output '/{map}/${{stem}}' --name {map}"
         );
-        add(&array, &words);
+        add(&cluster, &words);
     }
     let bytes = values(300_000);
-    std::fs::write(array.at("run/one.f64"), &bytes).unwrap();
-    std::fs::write(array.at("run/wide/three.f64"), &bytes).unwrap();
-    write_together(&array, &others, &bytes);
+    std::fs::write(cluster.at("run/one.f64"), &bytes).unwrap();
+    std::fs::write(cluster.at("run/wide/three.f64"), &bytes).unwrap();
+    write_together(&cluster, &others, &bytes);
     for name in ["extremes", "tell"] {
-        wait(name, || count(&array, name, "done") == 3);
+        wait(name, || count(&cluster, name, "done") == 3);
     }
-    assert_eq!(nodes(&array, "/run/wide/three.f64"), 3);
+    assert_eq!(nodes(&cluster, "/run/wide/three.f64"), 3);
     for (path, stem) in [
         ("run/one", "one"),
         ("run/n1", "n1"),
         ("run/wide/three", "three"),
     ] {
-        let ranks = nodes(&array, &format!("/{path}.f64"));
-        assert_eq!(array.sh(&format!("cat tell/{stem}")), told(ranks, &bytes));
+        let ranks = nodes(&cluster, &format!("/{path}.f64"));
+        assert_eq!(cluster.sh(&format!("cat tell/{stem}")), told(ranks, &bytes));
         assert_eq!(
-            array.sh(&format!("cat extremes/{stem}")),
+            cluster.sh(&format!("cat extremes/{stem}")),
             "-100 9906 4903.01\n"
         );
     }
 
     // The input of a reduce is also read as one file, in the order of the files.
     add(
-        &array,
+        &cluster,
         "'/run/*.step' --mpi --map /lib/extremes.so --reduce /lib/tell.so --group 2 --output '/all' --name all",
     );
-    array.sh("cp run/one.f64 run/2.step; cp run/one.f64 run/10.step");
-    wait("the round is reduced", || array.try_sh("test -s all").ok);
+    cluster.sh("cp run/one.f64 run/2.step; cp run/one.f64 run/10.step");
+    wait("the round is reduced", || cluster.try_sh("test -s all").ok);
     let lines = "-100 9906 4903.01\n".repeat(2);
-    let found = array.sh("cat all");
+    let found = cluster.sh("cat all");
     assert!(
         found.contains(&format!(": {}, 0 wrong\n", sum(lines.as_bytes()))),
         "{found}"
@@ -188,13 +188,13 @@ fn ranks_on_all_nodes_map_same_file() {
 
     // One mount writes: the file is read while it is written.
     add(
-        &array,
+        &cluster,
         "'/run/*.grows' --mpi --map /lib/tell.so --output '/tell/${stem}' --on write --name grows",
     );
-    let mut file = File::create(array.at("run/g.grows")).unwrap();
+    let mut file = File::create(cluster.at("run/g.grows")).unwrap();
     file.write_all(&bytes[..1_000_000]).unwrap();
     wait("it runs while the file is open", || {
-        count(&array, "grows", "running") == 1
+        count(&cluster, "grows", "running") == 1
     });
     file.write_all(&bytes[1_000_000..]).unwrap();
     // The bytes that were read have changed.
@@ -202,8 +202,8 @@ fn ranks_on_all_nodes_map_same_file() {
     drop(file);
     let mut bytes = bytes;
     bytes[..4096].fill(0);
-    wait("it is mapped", || count(&array, "grows", "done") == 1);
-    assert_eq!(array.sh("cat tell/g"), told(1, &bytes));
+    wait("it is mapped", || count(&cluster, "grows", "done") == 1);
+    assert_eq!(cluster.sh("cat tell/g"), told(1, &bytes));
 }
 
 /// Failing ranks: the second of three fails, while the others wait for it.
@@ -259,113 +259,113 @@ void func(int in_fd, int out_fd, MPI_Comm comm)
 /// each other.
 #[test]
 fn ranks_fail_together_and_reach_only_each_other() {
-    let Some(mut array) = start() else {
+    let Some(mut cluster) = start() else {
         return;
     };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     build(
-        &array,
+        &cluster,
         "reach",
         &reach(listener.local_addr().unwrap().port()),
     );
     for (name, what, _) in BAD {
-        build(&array, name, &bad(what));
+        build(&cluster, name, &bad(what));
         let words = format!(
             "'/run/wide/a.bad' --mpi --map /lib/{name}.so --output '/out/{name}' --name {name}"
         );
         let limit = if name == "hang" { "--time 3s" } else { "" };
-        add(&array, &format!("{words} {limit}"));
+        add(&cluster, &format!("{words} {limit}"));
     }
-    without_mpi(&array);
+    without_mpi(&cluster);
     add(
-        &array,
+        &cluster,
         "'/run/wide/a.bad' --mpi --map /lib/reach.so --output '/out/reach' --name reach",
     );
     let bytes = values(100_000);
-    std::fs::write(array.at("run/wide/a.bad"), &bytes).unwrap();
+    std::fs::write(cluster.at("run/wide/a.bad"), &bytes).unwrap();
     for (name, _, why) in BAD {
-        let said = failed(&array, name);
+        let said = failed(&cluster, name);
         assert!(said.contains(why), "{name}: {said}");
     }
-    let said = failed(&array, "other");
+    let said = failed(&cluster, "other");
     assert!(
         said.contains("MPICH is not installed on this node's host"),
         "{said}"
     );
-    let said = failed(&array, "none");
+    let said = failed(&cluster, "none");
     assert!(said.contains("brings no MPI"), "{said}");
     wait("reach", || {
-        count(&array, "reach", "done") + count(&array, "reach", "failed") == 1
+        count(&cluster, "reach", "done") + count(&cluster, "reach", "failed") == 1
     });
-    let log = array.run(&["rule", "log", "reach"]).out;
-    assert_eq!(count(&array, "reach", "done"), 1, "{log}");
-    assert_eq!(array.sh("cat out/reach"), "0 0\n".repeat(3));
+    let log = cluster.run(&["rule", "log", "reach"]).out;
+    assert_eq!(count(&cluster, "reach", "done"), 1, "{log}");
+    assert_eq!(cluster.sh("cat out/reach"), "0 0\n".repeat(3));
     assert!(listener.accept().is_err());
-    assert_eq!(array.sh("ls out"), "reach\n");
+    assert_eq!(cluster.sh("ls out"), "reach\n");
 
-    killed(&mut array, &bytes);
+    killed(&mut cluster, &bytes);
 }
 
 /// Two nodes are killed while ranks run, the leading one and another one: the task runs again.
-fn killed(array: &mut Array, bytes: &[u8]) {
+fn killed(cluster: &mut Cluster, bytes: &[u8]) {
     let slow = TELL.replace(
         "unsigned long sum = 0;",
         "unsigned long sum = 0;\n    sleep(1);",
     );
-    build(array, "slow", &slow);
+    build(cluster, "slow", &slow);
     add(
-        array,
+        cluster,
         "'/run/wide/*.slow' --mpi --map /lib/slow.so --output '/out/${stem}' --name slow",
     );
     for leads in [true, false] {
-        std::fs::write(array.at(&format!("run/wide/{leads}.slow")), bytes).unwrap();
+        std::fs::write(cluster.at(&format!("run/wide/{leads}.slow")), bytes).unwrap();
         let mut leader = None;
         wait("it runs", || {
-            let jobs = array.json(&["jobs"]);
+            let jobs = cluster.json(&["jobs"]);
             let job = jobs.as_array().and_then(|jobs| jobs.first().cloned());
             let job = job.unwrap_or_default()["job"].as_u64().unwrap_or(0);
-            let task = array.job(job)["tasks"][0].clone();
+            let task = cluster.job(job)["tasks"][0].clone();
             leader = task["node"].as_u64();
             leader.is_some() && task["state"] == "running"
         });
         let leader = usize::try_from(leader.unwrap()).unwrap();
         let node = if leads { leader } else { (leader + 1) % 3 };
-        array.kill_node(node);
-        array.start_node(node);
-        array.wait_for_nodes(3);
+        cluster.kill_node(node);
+        cluster.start_node(node);
+        cluster.wait_for_nodes(3);
         let path = format!("out/{leads}");
         wait("it has been run", || {
-            array.try_sh(&format!("test -s {path}")).ok
+            cluster.try_sh(&format!("test -s {path}")).ok
         });
-        assert_eq!(array.sh(&format!("cat {path}")), told(3, bytes));
+        assert_eq!(cluster.sh(&format!("cat {path}")), told(3, bytes));
     }
-    let left = array.sh("ls ../node-*/run | grep -c rank- || true");
+    let left = cluster.sh("ls ../node-*/run | grep -c rank- || true");
     assert_eq!(left, "0\n");
 }
 
 /// Kernels that link no MPI, or one that does not exist.
-fn without_mpi(array: &Array) {
+fn without_mpi(cluster: &Cluster) {
     std::fs::write(
-        array.path("none.c"),
+        cluster.path("none.c"),
         "void func(int in_fd, int out_fd, int comm) {}\n",
     )
     .unwrap();
     let script = format!(
         "cd {:?}; gcc -shared -fPIC -o none.so none.c; gcc -shared -Wl,-soname,libmpich.so.99 -o libmpich.so.99 none.c; \
         gcc -shared -fPIC -Wl,--no-as-needed -o other.so none.c libmpich.so.99; cp none.so other.so mnt/lib",
-        array.path("")
+        cluster.path("")
     );
-    array.sh(&script);
+    cluster.sh(&script);
     for name in ["none", "other"] {
         add(
-            array,
+            cluster,
             &format!(
                 "'/run/wide/a.bad' --mpi --map /lib/{name}.so --output '/out/{name}' --name {name}"
             ),
         );
     }
-    let refused = array.run(&[
+    let refused = cluster.run(&[
         "hook",
         "add",
         "/run/*",

@@ -1,14 +1,14 @@
 //! Tests components that read other parts of their inputs (`whole`), and kernels that misuse this.
 
-use crate::array::{Array, Options, wait};
 use crate::chance::Chance;
+use crate::cluster::{Cluster, Options, wait};
 use crate::kernels::{OTHER, other};
 use std::process::Command;
 
 const SIZE: u64 = 40_000;
 
-fn array(remote: bool) -> Option<Array> {
-    Array::with(Options {
+fn cluster(remote: bool) -> Option<Cluster> {
+    Cluster::with(Options {
         nodes: 3,
         remote,
         ..Options::default()
@@ -16,17 +16,17 @@ fn array(remote: bool) -> Option<Array> {
 }
 
 /// Stores a file `x` on three nodes.
-fn with_file(array: &Array) -> Vec<u8> {
+fn with_file(cluster: &Cluster) -> Vec<u8> {
     let bytes = Chance(5).bytes(usize::try_from(SIZE).unwrap());
-    let local = array.path("x");
+    let local = cluster.path("x");
     std::fs::write(&local, &bytes).unwrap();
-    let said = array.run(&["put", "--stripe", "4096,3", local.to_str().unwrap(), "/w/x"]);
+    let said = cluster.run(&["put", "--stripe", "4096,3", local.to_str().unwrap(), "/w/x"]);
     assert!(said.ok, "{}", said.err);
     bytes
 }
 
-/// Stores a shell script in the array, with `get OFFSET LENGTH NAME`.
-fn script(array: &Array, name: &str, text: &str) {
+/// Stores a shell script in the cluster, with `get OFFSET LENGTH NAME`.
+fn script(cluster: &Cluster, name: &str, text: &str) {
     let get = r#"get() {
   printf '%s\n' "$1 $2 $3" >&3
   read -r count why <&4
@@ -36,11 +36,11 @@ fn script(array: &Array, name: &str, text: &str) {
 exec 3> "$TIDEMILL_READ.ask" 4< "$TIDEMILL_READ.answer"
 "#;
     std::fs::write(
-        array.at(&format!("w/{name}")),
+        cluster.at(&format!("w/{name}")),
         format!("#!/bin/sh\n{get}{text}\n"),
     )
     .unwrap();
-    array.sh(&format!("chmod 755 w/{name}"));
+    cluster.sh(&format!("chmod 755 w/{name}"));
 }
 
 fn task(rest: &str) -> String {
@@ -52,11 +52,13 @@ fn task(rest: &str) -> String {
 #[test]
 fn components_read_parts_on_other_nodes() {
     for remote in [false, true] {
-        let Some(array) = array(remote) else { return };
-        array.sh(&format!("mkdir w; chown {OTHER}:{OTHER} w"));
-        let bytes = with_file(&array);
+        let Some(cluster) = cluster(remote) else {
+            return;
+        };
+        cluster.sh(&format!("mkdir w; chown {OTHER}:{OTHER} w"));
+        let bytes = with_file(&cluster);
         script(
-            &array,
+            &cluster,
             "all",
             "get 0 1000000 x; get 40000 1 x >&2; get 0 1 ../x || get 0 1 /etc/passwd || echo \"$TIDEMILL_LAYOUT\" >&2",
         );
@@ -65,10 +67,10 @@ fn components_read_parts_on_other_nodes() {
                 r#"kernel = "all"; per = "part"; whole = true; output = [ "{name}.%part" ]; stdout = "{name}.%part";"#
             ))
         };
-        let told = array.done(array.submit(&all("o")));
+        let told = cluster.done(cluster.submit(&all("o")));
         for part in 0..3 {
             assert_eq!(
-                std::fs::read(array.at(&format!("w/o.{part}"))).unwrap(),
+                std::fs::read(cluster.at(&format!("w/o.{part}"))).unwrap(),
                 bytes
             );
         }
@@ -81,7 +83,7 @@ fn components_read_parts_on_other_nodes() {
             moved >= 2 * SIZE,
             "what comes from elsewhere is counted: {told:#}"
         );
-        let log = array.run(&["logs", &told["job"].to_string()]);
+        let log = cluster.run(&["logs", &told["job"].to_string()]);
         let log = format!("{}{}", log.out, log.err);
         assert!(
             log.contains(r#"-2 the task has no input "../x""#)
@@ -91,23 +93,23 @@ fn components_read_parts_on_other_nodes() {
         );
         // The bytes that the task read are not known, so the result is not cached.
         let again = all("o").replacen("name", "replace = true; name", 1);
-        let again = array.done(array.submit(&again));
+        let again = cluster.done(cluster.submit(&again));
         assert!(again["tasks"][0]["reused"].is_null(), "{again:#}");
         if !remote {
             // As another user, who owns the pipes.
-            array.sh(&format!("chown {OTHER} w/all"));
-            let path = array.path("other.conf");
+            cluster.sh(&format!("chown {OTHER} w/all"));
+            let path = cluster.path("other.conf");
             std::fs::write(&path, all("p")).unwrap();
-            let said = other(&array, &["submit", "--watch", path.to_str().unwrap()]);
+            let said = other(&cluster, &["submit", "--watch", path.to_str().unwrap()]);
             assert!(said.ok, "{}{}", said.out, said.err);
-            assert_eq!(std::fs::read(array.at("w/p.2")).unwrap(), bytes);
+            assert_eq!(std::fs::read(cluster.at("w/p.2")).unwrap(), bytes);
         }
-        shared_objects_do_so_too(&array, &bytes);
+        shared_objects_do_so_too(&cluster, &bytes);
     }
 }
 
 /// Uses the functions of the header.
-fn shared_objects_do_so_too(array: &Array, bytes: &[u8]) {
+fn shared_objects_do_so_too(cluster: &Cluster, bytes: &[u8]) {
     let source = r#"#define TIDEMILL_WHOLE
         #include <tidemill_kernel.h>
         TIDEMILL_KERNEL;
@@ -120,13 +122,13 @@ fn shared_objects_do_so_too(array: &Array, bytes: &[u8]) {
                 return 3;
             return tidemill_write(task, 0, data, (size_t)count);
         }"#;
-    let path = array.path("far.c");
+    let path = cluster.path("far.c");
     std::fs::write(&path, source).unwrap();
     let built = Command::new("cc")
         .args(["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-I"])
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernel/include"))
         .arg("-o")
-        .args([array.at("w/far.so"), path])
+        .args([cluster.at("w/far.so"), path])
         .status();
     assert!(built.unwrap().success());
     let far = |whole: &str| {
@@ -134,9 +136,12 @@ fn shared_objects_do_so_too(array: &Array, bytes: &[u8]) {
             r#"kernel = "far.so"; per = "part"; {whole} output = [ "far.%part" ];"#
         ))
     };
-    array.done(array.submit(&far("whole = true;")));
-    assert_eq!(std::fs::read(array.at("w/far.1")).unwrap(), &bytes[20001..]);
-    let ended = array.ended(array.submit(&far("").replacen("name", "replace = true; name", 1)));
+    cluster.done(cluster.submit(&far("whole = true;")));
+    assert_eq!(
+        std::fs::read(cluster.at("w/far.1")).unwrap(),
+        &bytes[20001..]
+    );
+    let ended = cluster.ended(cluster.submit(&far("").replacen("name", "replace = true; name", 1)));
     assert!(
         ended.to_string().contains("exit code 38"),
         "ENOSYS: {ended:#}"
@@ -145,9 +150,11 @@ fn shared_objects_do_so_too(array: &Array, bytes: &[u8]) {
 
 #[test]
 fn malformed_or_unread_requests_harm_nobody() {
-    let Some(mut array) = array(true) else { return };
-    array.sh("mkdir w");
-    with_file(&array);
+    let Some(mut cluster) = cluster(true) else {
+        return;
+    };
+    cluster.sh("mkdir w");
+    with_file(&cluster);
     let one = |name: &str| {
         task(&format!(
             r#"kernel = "{name}"; whole = true; output = [ "{name}.o" ]; stdout = "{name}.o"; limits = {{ time = 3; }};"#
@@ -155,47 +162,47 @@ fn malformed_or_unread_requests_harm_nobody() {
     };
     // Random bytes, lines without an end, and other files in place of the pipes: the task ends as if there were none.
     script(
-        &array,
+        &cluster,
         "noise",
         "head -c 3000 /dev/urandom >&3; echo >&3; yes | tr -d '\\n' | head -c 9000 >&3; rm $TIDEMILL_READ.*; ln -s /etc/passwd $TIDEMILL_READ.ask; \
          mkfifo $TIDEMILL_READ.answer; echo 1 -1 x >&3; echo 18446744073709551615 18446744073709551615 x >&3",
     );
-    array.done(array.submit(&one("noise")));
+    cluster.done(cluster.submit(&one("noise")));
     // The kernel requests more than any process reads.
-    script(&array, "greedy", "yes '0 4194304 x' >&3");
-    let ended = array.ended(array.submit(&one("greedy")));
+    script(&cluster, "greedy", "yes '0 4194304 x' >&3");
+    let ended = cluster.ended(cluster.submit(&one("greedy")));
     assert!(ended.to_string().contains("time limit"), "{ended:#}");
     // A node is offline: the task fails for this reason, not for the kernel's reaction to it.
     script(
-        &array,
+        &cluster,
         "slow",
         "get 0 40000 x > got; echo ready >&2; while get 4096 8000 x > got; do sleep 0.1; done; exit 9",
     );
     let slow = one("slow")
         .replace("time = 3", "time = 60")
         .replace("whole", "node = 0; whole");
-    let id = array.submit(&slow);
+    let id = cluster.submit(&slow);
     wait("it reads", || {
-        array.job(id)["tasks"][0]["state"] == "running"
+        cluster.job(id)["tasks"][0]["state"] == "running"
     });
     std::thread::sleep(std::time::Duration::from_secs(1));
-    let layout = array.json(&["layout", "/w/x"]);
+    let layout = cluster.json(&["layout", "/w/x"]);
     let on = |part: usize| layout["parts"][part]["copies"][0]["node"].as_u64().unwrap();
     let gone = (0..3).map(on).find(|node| *node != 0).unwrap();
-    array.kill_node(usize::try_from(gone).unwrap());
+    cluster.kill_node(usize::try_from(gone).unwrap());
     wait("it has failed, or waits for its input", || {
-        array.job(id)["tasks"][0]["state"] != "running"
+        cluster.job(id)["tasks"][0]["state"] != "running"
     });
-    let told = array.job(id).to_string();
+    let told = cluster.job(id).to_string();
     assert!(!told.contains("exit code 9"), "{told}");
-    array.start_node(usize::try_from(gone).unwrap());
-    array.wait_for_nodes(3);
-    array.run(&["cancel", &id.to_string()]);
-    // The array is unchanged.
-    script(&array, "fine", "get 12345 6 x");
-    array.done(array.submit(&one("fine")));
+    cluster.start_node(usize::try_from(gone).unwrap());
+    cluster.wait_for_nodes(3);
+    cluster.run(&["cancel", &id.to_string()]);
+    // The cluster is unchanged.
+    script(&cluster, "fine", "get 12345 6 x");
+    cluster.done(cluster.submit(&one("fine")));
     assert_eq!(
-        array.sh("cmp w/fine.o <(tail -c +12346 w/x | head -c 6)"),
+        cluster.sh("cmp w/fine.o <(tail -c +12346 w/x | head -c 6)"),
         ""
     );
 }

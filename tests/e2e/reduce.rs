@@ -1,6 +1,6 @@
-//! `tidemill reduce` in an array of real processes: what nodes find together is what one program finds in the file.
+//! `tidemill reduce` in a cluster of real processes: what nodes find together is what one program finds in the file.
 
-use crate::array::{Array, Device, Options, Said, wait};
+use crate::cluster::{Cluster, Device, Options, Said, wait};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use tidemill_format::{Attribute, Value as Attr};
@@ -60,17 +60,17 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/fixtures")
 }
 
-fn reduced(array: &Array, args: &[&str]) -> Value {
-    array.json(&[&["reduce"], args].concat())["values"].clone()
+fn reduced(cluster: &Cluster, args: &[&str]) -> Value {
+    cluster.json(&[&["reduce"], args].concat())["values"].clone()
 }
 
-fn put(array: &Array, local: &Path, flags: &[&str], to: &str) {
-    let said = array.run(&[&["put"], flags, &[local.to_str().unwrap(), to]].concat());
+fn put(cluster: &Cluster, local: &Path, flags: &[&str], to: &str) {
+    let said = cluster.run(&[&["put"], flags, &[local.to_str().unwrap(), to]].concat());
     assert!(said.ok, "{}", said.err);
 }
 
-fn refused(array: &Array, args: &[&str]) -> String {
-    let said: Said = array.run(&[&["reduce"], args].concat());
+fn refused(cluster: &Cluster, args: &[&str]) -> String {
+    let said: Said = cluster.run(&[&["reduce"], args].concat());
     assert!(!said.ok, "{}", said.out);
     said.err
 }
@@ -83,13 +83,13 @@ fn striped_variable_is_reduced_on_nodes_of_its_stripes() {
             remote,
             ..Options::default()
         };
-        let Some(array) = Array::with(options) else {
+        let Some(cluster) = Cluster::with(options) else {
             return;
         };
-        let local = array.path("daily.nc");
+        let local = cluster.path("daily.nc");
         std::fs::write(&local, daily()).unwrap();
         put(
-            &array,
+            &cluster,
             &local,
             &["--stripe", "4096,3", "--copies", "2,now"],
             "/daily.nc",
@@ -126,19 +126,19 @@ fn striped_variable_is_reduced_on_nodes_of_its_stripes() {
         ] {
             let of = |file: &str, more: &[&str]| {
                 let (operation, rest) = args.split_first().unwrap();
-                reduced(&array, &[&[operation, file], rest, more].concat())
+                reduced(&cluster, &[&[operation, file], rest, more].concat())
             };
             assert_alike(&of(there, &[]), &of(&here, &["--local"]), args);
         }
         let mut values: Vec<f64> = (0..SHAPE.iter().product()).map(value).collect();
         values.sort_by(f64::total_cmp);
         let (least, most) = (values[0], values[values.len() - 1]);
-        let ends = reduced(&array, &["quantile", there, "--q", "0,1"]);
+        let ends = reduced(&cluster, &["quantile", there, "--q", "0,1"]);
         assert_eq!((&ends["q0"], &ends["q1"]), (&least.into(), &most.into()));
-        counted(&array, there);
+        counted(&cluster, there);
         let sum: f64 = (0..SHAPE.iter().product()).map(value).sum();
-        assert_eq!(reduced(&array, &["sum", there])["sum"], sum);
-        refusals(&array);
+        assert_eq!(reduced(&cluster, &["sum", there])["sum"], sum);
+        refusals(&cluster);
     }
 }
 
@@ -167,8 +167,8 @@ fn assert_alike(one: &Value, other: &Value, what: &[&str]) {
 }
 
 /// A histogram of all values, those outside told; and several variables as one result.
-fn counted(array: &Array, file: &str) {
-    let found = reduced(array, &["histogram", file, "--bins", "-100:500:12"]);
+fn counted(cluster: &Cluster, file: &str) {
+    let found = reduced(cluster, &["histogram", file, "--bins", "-100:500:12"]);
     let mut expected = [0; 14];
     for value in (0..SHAPE.iter().product()).map(value) {
         let place = match value {
@@ -182,16 +182,16 @@ fn counted(array: &Array, file: &str) {
     }
     assert!(expected.iter().all(|count| *count > 0), "{expected:?}");
     assert_eq!(found["count"], serde_json::json!(expected));
-    let both = array.json(&["reduce", "sum", "/daily.nc:tas,lat"]);
+    let both = cluster.json(&["reduce", "sum", "/daily.nc:tas,lat"]);
     let names = [0, 1].map(|place| both["variables"][place]["variable"].as_str());
     assert_eq!(names, [Some("tas"), Some("lat")]);
-    let alone = reduced(array, &["sum", file]);
+    let alone = reduced(cluster, &["sum", file]);
     assert_eq!(both["variables"][0]["values"], alone);
     assert_eq!(both["variables"][1]["values"]["sum"], 0.0);
 }
 
-fn refusals(array: &Array) {
-    let of = |args: &[&str]| refused(array, args);
+fn refusals(cluster: &Cluster) {
+    let of = |args: &[&str]| refused(cluster, args);
     let said = of(&["mean", "/daily.nc:pr"]);
     assert!(
         said.contains("no variable pr; there are time, lat, lon, tas"),
@@ -237,21 +237,21 @@ fn reduce_falls_back_to_another_copy() {
         nodes: 3,
         ..Options::default()
     };
-    let Some(mut array) = Array::with(options) else {
+    let Some(mut cluster) = Cluster::with(options) else {
         return;
     };
-    let local = array.path("daily.nc");
+    let local = cluster.path("daily.nc");
     std::fs::write(&local, daily()).unwrap();
     put(
-        &array,
+        &cluster,
         &local,
         &["--stripe", "4096,3", "--copies", "2,now"],
         "/daily.nc",
     );
-    let whole = reduced(&array, &["sum", "/daily.nc:tas", "--by", "month"]);
-    array.kill_node(1);
+    let whole = reduced(&cluster, &["sum", "/daily.nc:tas", "--by", "month"]);
+    cluster.kill_node(1);
     assert_eq!(
-        reduced(&array, &["sum", "/daily.nc:tas", "--by", "month"]),
+        reduced(&cluster, &["sum", "/daily.nc:tas", "--by", "month"]),
         whole
     );
 }
@@ -263,7 +263,7 @@ fn reduce_matches_local_result_for_all_formats() {
         nodes: 2,
         ..Options::default()
     };
-    let Some(array) = Array::with(options) else {
+    let Some(cluster) = Cluster::with(options) else {
         return;
     };
     let mut seen = 0;
@@ -284,17 +284,17 @@ fn reduce_matches_local_result_for_all_formats() {
             &["--stripe", "4096,2"]
         };
         put(
-            &array,
+            &cluster,
             &local,
             flags,
             if local.is_dir() { "/" } else { &path },
         );
-        let shown = array.json(&["variables", &path]);
+        let shown = cluster.json(&["variables", &path]);
         for variable in shown["variables"].as_array().unwrap() {
             let name = variable["name"].as_str().unwrap();
             let of = |file: &str, more: &[&str]| {
                 let file = format!("{file}:{name}");
-                array.run(&[&["--json", "reduce", "stats", &file], more].concat())
+                cluster.run(&[&["--json", "reduce", "stats", &file], more].concat())
             };
             let (there, here) = (of(&path, &[]), of(local.to_str().unwrap(), &["--local"]));
             assert_eq!(
@@ -320,10 +320,10 @@ fn reduce_names_undecodable_chunk() {
         nodes: 2,
         ..Options::default()
     };
-    let Some(array) = Array::with(options) else {
+    let Some(cluster) = Cluster::with(options) else {
         return;
     };
-    let shown = array.json(&[
+    let shown = cluster.json(&[
         "variables",
         "--local",
         fixtures().join("netcdf4.nc").to_str().unwrap(),
@@ -338,9 +338,9 @@ fn reduce_names_undecodable_chunk() {
     for at in heads {
         bytes[at + 2..at + 6].fill(0xff);
     }
-    std::fs::write(array.path("damaged.nc"), bytes).unwrap();
-    put(&array, &array.path("damaged.nc"), &[], "/damaged.nc");
-    let said = refused(&array, &["sum", "/damaged.nc:deflated"]);
+    std::fs::write(cluster.path("damaged.nc"), bytes).unwrap();
+    put(&cluster, &cluster.path("damaged.nc"), &[], "/damaged.nc");
+    let said = refused(&cluster, &["sum", "/damaged.nc:deflated"]);
     for word in ["/damaged.nc", "deflated", "part 0", "node", "chunk", "zlib"] {
         assert!(said.contains(word), "{word}: {said}");
     }
@@ -348,20 +348,24 @@ fn reduce_names_undecodable_chunk() {
 
 #[test]
 fn rule_makes_monthly_means_of_several_files() {
-    let Some(array) = Array::start() else { return };
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
     let rule = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/rules/monthly.rule");
-    array.sh("mkdir -p cmip/in");
-    array.json(&["rule", "add", rule.to_str().unwrap()]);
-    std::fs::write(array.path("daily.nc"), daily()).unwrap();
-    array.sh(&format!(
+    cluster.sh("mkdir -p cmip/in");
+    cluster.json(&["rule", "add", rule.to_str().unwrap()]);
+    std::fs::write(cluster.path("daily.nc"), daily()).unwrap();
+    cluster.sh(&format!(
         "cp {} cmip/in/tas_day_model_1990.nc",
-        array.path("daily.nc").display()
+        cluster.path("daily.nc").display()
     ));
     wait("the means are there", || {
-        array.run(&["ls", "/cmip/monthly/tas_day_model_1990.nc"]).ok
+        cluster
+            .run(&["ls", "/cmip/monthly/tas_day_model_1990.nc"])
+            .ok
     });
-    let found = array.path("found.json");
-    let said = array.run(&[
+    let found = cluster.path("found.json");
+    let said = cluster.run(&[
         "reduce",
         "sum",
         "/cmip/monthly/tas_day_model_1990.nc:tas",
@@ -379,13 +383,13 @@ fn rule_makes_monthly_means_of_several_files() {
         .sum();
     let first = found["values"]["sum"][0].as_f64().unwrap();
     assert!((first - january).abs() < 1e-9, "{first} {january}");
-    array.sh("cp cmip/in/tas_day_model_1990.nc cmip/in/other.nc; sync cmip/in/other.nc");
-    let said = refused(&array, &["count", "/cmip/in/*.nc:tas"]);
+    cluster.sh("cp cmip/in/tas_day_model_1990.nc cmip/in/other.nc; sync cmip/in/other.nc");
+    let said = refused(&cluster, &["count", "/cmip/in/*.nc:tas"]);
     assert!(
         said.contains("coordinate time: both have 1990-01-01"),
         "{said}"
     );
-    let both = reduced(&array, &["count", "/cmip/in/*.nc:tas", "--ensemble"]);
+    let both = reduced(&cluster, &["count", "/cmip/in/*.nc:tas", "--ensemble"]);
     assert_eq!(
         both["count"].as_u64(),
         Some(2 * SHAPE.iter().product::<u64>())
@@ -394,75 +398,87 @@ fn rule_makes_monthly_means_of_several_files() {
 
 #[test]
 fn reduce_to_cluster_records_lineage() {
-    let Some(array) = Array::start() else { return };
-    std::fs::write(array.path("daily.nc"), daily()).unwrap();
-    array.sh("mkdir d");
-    put(&array, &array.path("daily.nc"), &[], "/d/daily.nc");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    std::fs::write(cluster.path("daily.nc"), daily()).unwrap();
+    cluster.sh("mkdir d");
+    put(&cluster, &cluster.path("daily.nc"), &[], "/d/daily.nc");
     let mean = ["mean", "/d/daily.nc:tas", "--by", "month", "--over", "time"];
-    let to = |to: &str| array.run(&[&["reduce"], &mean[..], &["--to", to]].concat());
-    let local = array.path("monthly.nc");
+    let to = |to: &str| cluster.run(&[&["reduce"], &mean[..], &["--to", to]].concat());
+    let local = cluster.path("monthly.nc");
     let said = to(local.to_str().unwrap());
     assert!(said.ok, "{}", said.err);
     let said = to("cluster:/results/monthly.nc");
     assert!(said.ok, "{}", said.err);
-    let sum = |args: &[&str]| reduced(&array, &[&["sum"], args, &["--over", "lon"]].concat());
+    let sum = |args: &[&str]| reduced(&cluster, &[&["sum"], args, &["--over", "lon"]].concat());
     assert_eq!(
         sum(&["/results/monthly.nc:tas"]),
         sum(&["--local", &format!("{}:tas", local.display())])
     );
-    let lineage = array.json(&["lineage", "/results/monthly.nc"]).to_string();
+    let lineage = cluster
+        .json(&["lineage", "/results/monthly.nc"])
+        .to_string();
     for word in ["/d/daily.nc", "op=mean", "by=month"] {
         assert!(lineage.contains(word), "{word}: {lineage}");
     }
-    // An existing result is not replaced, and local files can't be reduced into the array.
+    // An existing result is not replaced, and local files can't be reduced into the cluster.
     let said = to("cluster:/results/monthly.nc");
     assert!(
         !said.ok && said.err.contains("/results/monthly.nc"),
         "{}",
         said.err
     );
-    let said = refused(&array, &["max", "/d/daily.nc:tas", "--to", "cluster:x.nc"]);
+    let said = refused(
+        &cluster,
+        &["max", "/d/daily.nc:tas", "--to", "cluster:x.nc"],
+    );
     assert!(said.contains("by its full path"), "{said}");
     let file = format!("{}:tas", local.display());
-    let said = refused(&array, &["max", "--local", &file, "--to", "cluster:/x.nc"]);
+    let said = refused(
+        &cluster,
+        &["max", "--local", &file, "--to", "cluster:/x.nc"],
+    );
     assert!(said.contains("leave out one of the two"), "{said}");
 }
 
 /// Writes a Zarr with more cells than one slab; one of its six chunks exists.
-fn sparse(folder: &Path) {
-    std::fs::create_dir_all(folder.join("x")).unwrap();
-    let array = serde_json::json!({
+fn sparse(directory: &Path) {
+    std::fs::create_dir_all(directory.join("x")).unwrap();
+    let cluster = serde_json::json!({
         "zarr_format": 2, "shape": [6, 2, 1800, 1600], "chunks": [1, 2, 1800, 1600], "dtype": "<f4",
         "compressor": null, "fill_value": -1.0, "order": "C", "filters": null,
     });
     let names = serde_json::json!({ "_ARRAY_DIMENSIONS": ["time", "k", "lat", "lon"] });
-    std::fs::write(folder.join(".zgroup"), r#"{"zarr_format": 2}"#).unwrap();
-    std::fs::write(folder.join("x/.zarray"), array.to_string()).unwrap();
-    std::fs::write(folder.join("x/.zattrs"), names.to_string()).unwrap();
+    std::fs::write(directory.join(".zgroup"), r#"{"zarr_format": 2}"#).unwrap();
+    std::fs::write(directory.join("x/.zarray"), cluster.to_string()).unwrap();
+    std::fs::write(directory.join("x/.zattrs"), names.to_string()).unwrap();
     let values = (0..2 * 1800 * 1600_u32).map(|cell| cell.wrapping_mul(2_654_435_761) >> 20);
     #[expect(clippy::cast_precision_loss, reason = "they are below 2^12")]
     let bytes: Vec<u8> = values
         .flat_map(|value| (value as f32).to_le_bytes())
         .collect();
-    std::fs::write(folder.join("x/3.0.0.0"), bytes).unwrap();
+    std::fs::write(directory.join("x/3.0.0.0"), bytes).unwrap();
 }
 
 #[test]
 fn reduce_writes_large_result_slab_by_slab() {
-    let Some(array) = Array::start() else { return };
-    let folder = array.path("cube.zarr");
-    sparse(&folder);
-    array.sh(&format!("cp -r {} cube.zarr; sync", folder.display()));
-    let local = folder.display().to_string();
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    let directory = cluster.path("cube.zarr");
+    sparse(&directory);
+    cluster.sh(&format!("cp -r {} cube.zarr; sync", directory.display()));
+    let local = directory.display().to_string();
     for (place, flags) in [("here.nc", vec!["--local"]), ("there.nc", vec![])] {
-        let to = array.path(place).display().to_string();
+        let to = cluster.path(place).display().to_string();
         let of = if flags.is_empty() {
             "/cube.zarr"
         } else {
             &local
         };
         let said = refused(
-            &array,
+            &cluster,
             &[&["max", &format!("{of}:x"), "--over", "k"], &flags[..]].concat(),
         );
         assert!(
@@ -470,10 +486,10 @@ fn reduce_writes_large_result_slab_by_slab() {
             "{said}"
         );
         let (file, args) = (format!("{of}:x"), ["--over", "k", "--to", &to]);
-        let said = array.run(&[&["reduce", "max", &file], &flags[..], &args].concat());
+        let said = cluster.run(&[&["reduce", "max", &file], &flags[..], &args].concat());
         assert!(said.ok, "{}", said.err);
         let found = reduced(
-            &array,
+            &cluster,
             &["stats", "--local", &format!("{to}:x"), "--over", "lat,lon"],
         );
         assert_eq!(
@@ -484,7 +500,7 @@ fn reduce_writes_large_result_slab_by_slab() {
         let most = (0..1800 * 1600_u32).map(|at| cell(at).max(cell(at + 1800 * 1600)));
         assert_eq!(found["sum"][3].as_f64(), Some(most.sum::<f64>()));
     }
-    let left = std::fs::read_dir(array.path("")).unwrap();
+    let left = std::fs::read_dir(cluster.path("")).unwrap();
     let left = left.filter(|one| {
         let name = one.as_ref().unwrap().file_name();
         name.to_string_lossy().starts_with(".tidemill-")
@@ -495,24 +511,26 @@ fn reduce_writes_large_result_slab_by_slab() {
 /// A full disk fails `reduce --to` by name; the previous file stays, and no temporary file remains.
 #[test]
 fn reduce_to_full_disk_keeps_previous_file() {
-    let Some(array) = Array::start() else { return };
-    let folder = array.path("cube.zarr");
-    sparse(&folder);
-    let device = Device::new(array.path("small"), "8m");
-    let file = format!("{}:x", folder.display());
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    let directory = cluster.path("cube.zarr");
+    sparse(&directory);
+    let device = Device::new(cluster.path("small"), "8m");
+    let file = format!("{}:x", directory.display());
     // A result larger than the disk, and a small result on a full disk.
     for (name, over, full) in [("cells.nc", "k", false), ("few.csv", "lat,lon", true)] {
-        let to = array.path("small").join(name);
+        let to = cluster.path("small").join(name);
         std::fs::write(&to, "of yesterday\n").unwrap();
         if full {
             device.fill();
         }
         let to_text = to.display().to_string();
         let args = ["max", "--local", &file, "--over", over, "--to", &to_text];
-        let said = refused(&array, &args);
+        let said = refused(&cluster, &args);
         assert!(said.contains("No space left"), "{said}");
         assert_eq!(std::fs::read_to_string(&to).unwrap(), "of yesterday\n");
-        let names = std::fs::read_dir(array.path("small")).unwrap();
+        let names = std::fs::read_dir(cluster.path("small")).unwrap();
         let names = names.map(|one| one.unwrap().file_name());
         assert!(
             names

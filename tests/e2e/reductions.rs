@@ -1,6 +1,6 @@
 //! Tests reductions by URL, with requests by curl like those of reductionist's clients.
 
-use crate::array::{Array, Options, wait};
+use crate::cluster::{Cluster, Options, wait};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -97,8 +97,8 @@ impl Cbor<'_> {
     }
 }
 
-fn array(nodes: usize, flags: &[&str]) -> Option<Array> {
-    Array::with(Options {
+fn cluster(nodes: usize, flags: &[&str]) -> Option<Cluster> {
+    Cluster::with(Options {
         nodes,
         mount: false,
         flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
@@ -106,35 +106,35 @@ fn array(nodes: usize, flags: &[&str]) -> Option<Array> {
     })
 }
 
-fn token(array: &Array) -> String {
-    Credential::read(&array.token_file()).unwrap().token
+fn token(cluster: &Cluster) -> String {
+    Credential::read(&cluster.token_file()).unwrap().token
 }
 
-fn user_token(array: &Array, uid: u32) -> (u64, String) {
-    let path = array.path(&format!("token-{uid}"));
+fn user_token(cluster: &Cluster, uid: u32) -> (u64, String) {
+    let path = cluster.path(&format!("token-{uid}"));
     let (user, shown) = (uid.to_string(), path.display().to_string());
-    let made = array.json(&["token", "create", "--user", &user, "--output", &shown]);
+    let made = cluster.json(&["token", "create", "--user", &user, "--output", &shown]);
     let token = Credential::read(&path).unwrap().token;
     (made["token"]["token"].as_u64().unwrap(), token)
 }
 
 /// Returns a request with all required fields, and `more`.
-fn request(array: &Array, path: &str, dtype: &str, more: Value) -> Value {
-    let url = format!("{}/files{path}", array.address());
+fn request(cluster: &Cluster, path: &str, dtype: &str, more: Value) -> Value {
+    let url = format!("{}/files{path}", cluster.address());
     let mut all = json!({"interface_type": "https", "url": url, "dtype": dtype});
     let more = more.as_object().unwrap().clone();
     all.as_object_mut().unwrap().extend(more);
     all
 }
 
-fn post(array: &Array, args: &[&str], operation: &str, body: &Value) -> Answer {
-    let (sent, came) = (array.path("sent"), array.path("came"));
+fn post(cluster: &Cluster, args: &[&str], operation: &str, body: &Value) -> Answer {
+    let (sent, came) = (cluster.path("sent"), cluster.path("came"));
     std::fs::write(&sent, body.to_string()).unwrap();
     let mut command = Command::new("curl");
     command.args(["-sS", "-w", "%{http_code}", "--cacert"]);
-    command.arg(array.token_file()).arg("-o").arg(&came);
+    command.arg(cluster.token_file()).arg("-o").arg(&came);
     command.args(["-H", "Content-Type: application/json", "--data-binary"]);
-    let url = format!("{}/v2/{operation}", array.address());
+    let url = format!("{}/v2/{operation}", cluster.address());
     command
         .arg(format!("@{}", sent.display()))
         .args(args)
@@ -151,11 +151,11 @@ fn post(array: &Array, args: &[&str], operation: &str, body: &Value) -> Answer {
     }
 }
 
-fn put(array: &Array, bytes: &[u8], flags: &[&str], path: &str) {
-    let local = array.path("local");
+fn put(cluster: &Cluster, bytes: &[u8], flags: &[&str], path: &str) {
+    let local = cluster.path("local");
     std::fs::write(&local, bytes).unwrap();
     std::fs::set_permissions(&local, PermissionsExt::from_mode(0o644)).unwrap();
-    let said = array.run(&[&["put"], flags, &[local.to_str().unwrap(), path]].concat());
+    let said = cluster.run(&[&["put"], flags, &[local.to_str().unwrap(), path]].concat());
     assert!(said.ok, "{}", said.err);
 }
 
@@ -190,15 +190,17 @@ fn shuffled(bytes: &[u8]) -> Vec<u8> {
 
 #[test]
 fn files_of_any_layout_are_reduced_for_current_clients() {
-    let Some(array) = array(3, &[]) else { return };
-    let bearer = format!("Authorization: Bearer {}", token(&array));
-    let basic = format!("root:{}", token(&array));
+    let Some(cluster) = cluster(3, &[]) else {
+        return;
+    };
+    let bearer = format!("Authorization: Bearer {}", token(&cluster));
+    let basic = format!("root:{}", token(&cluster));
     let bytes = numbers(300_000);
-    put(&array, &bytes, &[], "/whole");
-    put(&array, &bytes, &["--stripe", "64KiB,3"], "/striped");
+    put(&cluster, &bytes, &[], "/whole");
+    put(&cluster, &bytes, &["--stripe", "64KiB,3"], "/striped");
     let packed = zlib(&shuffled(&bytes));
     put(
-        &array,
+        &cluster,
         &[b"head".as_slice(), &packed].concat(),
         &["--stripe", "64KiB,2"],
         "/packed",
@@ -215,8 +217,8 @@ fn files_of_any_layout_are_reduced_for_current_clients() {
     ] {
         for args in [["--http1.1", "-H", &bearer], ["--http2", "-u", &basic]] {
             for operation in ["sum/", "sum"] {
-                let asked = request(&array, path, "int32", more.clone());
-                let result = post(&array, &args, operation, &asked).result();
+                let asked = request(&cluster, path, "int32", more.clone());
+                let result = post(&cluster, &args, operation, &asked).result();
                 let expected = (
                     sum.to_le_bytes().to_vec(),
                     "int32".to_owned(),
@@ -232,8 +234,8 @@ fn files_of_any_layout_are_reduced_for_current_clients() {
         "selection": [[10, 290, 7], [999, 0, -300]], "missing": {"valid_max": 250_000},
     });
     for path in ["/whole", "/striped"] {
-        let asked = request(&array, path, "int32", some.clone());
-        let (bytes, dtype, shape, counts) = post(&array, &["-u", &basic], "max", &asked).result();
+        let asked = request(&cluster, path, "int32", some.clone());
+        let (bytes, dtype, shape, counts) = post(&cluster, &["-u", &basic], "max", &asked).result();
         let columns = [999, 699, 399, 99];
         let valid = |column: i32| {
             (10..290)
@@ -250,31 +252,33 @@ fn files_of_any_layout_are_reduced_for_current_clients() {
 
 #[test]
 fn reduction_requires_read_permission() {
-    let Some(array) = Array::start() else { return };
-    put(&array, &numbers(10), &[], "/own");
-    array.sh(&format!(
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    put(&cluster, &numbers(10), &[], "/own");
+    cluster.sh(&format!(
         "chown {ALICE} own; chmod 600 own; mkdir -m 700 closed; cp own closed; chmod 644 closed/own"
     ));
-    let root = format!("root:{}", token(&array));
-    let (number, alice) = user_token(&array, ALICE);
-    let (_, bob) = user_token(&array, BOB);
-    let asked = request(&array, "/own", "int32", json!({}));
+    let root = format!("root:{}", token(&cluster));
+    let (number, alice) = user_token(&cluster, ALICE);
+    let (_, bob) = user_token(&cluster, BOB);
+    let asked = request(&cluster, "/own", "int32", json!({}));
     assert_eq!(
-        post(&array, &["-u", &root], "count", &asked).result().3,
+        post(&cluster, &["-u", &root], "count", &asked).result().3,
         [10]
     );
     let bob = format!("{BOB}:{bob}");
-    post(&array, &["-u", &bob], "count", &asked).refused(403);
+    post(&cluster, &["-u", &bob], "count", &asked).refused(403);
     // A token is the password of its own user, and the server never asks for a password that a browser would store.
     let stolen = format!("{BOB}:{alice}");
     assert!(
-        post(&array, &["-u", &stolen], "count", &asked)
+        post(&cluster, &["-u", &stolen], "count", &asked)
             .refused(401)
             .contains("token")
     );
-    post(&array, &[], "count", &asked).refused(401);
+    post(&cluster, &[], "count", &asked).refused(401);
     post(
-        &array,
+        &cluster,
         &["-u", &root, "-H", "Sec-Fetch-Site: cross-site"],
         "count",
         &asked,
@@ -282,30 +286,32 @@ fn reduction_requires_read_permission() {
     .refused(401);
     let alice = format!("{ALICE}:{alice}");
     assert_eq!(
-        post(&array, &["-u", &alice], "count", &asked).result().3,
+        post(&cluster, &["-u", &alice], "count", &asked).result().3,
         [10]
     );
-    let closed = request(&array, "/closed/own", "int32", json!({}));
-    post(&array, &["-u", &alice], "count", &closed).refused(403);
-    assert!(array.run(&["token", "revoke", &number.to_string()]).ok);
-    post(&array, &["-u", &alice], "count", &asked).refused(401);
+    let closed = request(&cluster, "/closed/own", "int32", json!({}));
+    post(&cluster, &["-u", &alice], "count", &closed).refused(403);
+    assert!(cluster.run(&["token", "revoke", &number.to_string()]).ok);
+    post(&cluster, &["-u", &alice], "count", &asked).refused(401);
 }
 
 #[test]
 fn invalid_reduction_is_refused_with_reason_and_status() {
-    let Some(array) = array(1, &[]) else { return };
-    let root = format!("root:{}", token(&array));
-    put(&array, &numbers(100), &[], "/f");
+    let Some(cluster) = cluster(1, &[]) else {
+        return;
+    };
+    let root = format!("root:{}", token(&cluster));
+    put(&cluster, &numbers(100), &[], "/f");
     let mut damaged = zlib(&numbers(100));
     damaged[50] ^= 1;
-    put(&array, &damaged, &[], "/damaged");
+    put(&cluster, &damaged, &[], "/damaged");
     let ask = |path: &str, more: Value| {
-        let asked = request(&array, path, "int32", more);
-        post(&array, &["-u", &root], "sum/", &asked)
+        let asked = request(&cluster, path, "int32", more);
+        post(&cluster, &["-u", &root], "sum/", &asked)
     };
     for (path, status, more, words) in [
         ("/none", 404, json!({}), "/none"),
-        ("/", 403, json!({}), "folder"),
+        ("/", 403, json!({}), "directory"),
         ("/f", 400, json!({"offset": 396, "size": 8}), "400 bytes"),
         ("/f", 400, json!({"shape": [99]}), "400"),
         ("/f", 400, json!({"shape": [100], "axis": 1}), "axis 1"),
@@ -332,44 +338,47 @@ fn invalid_reduction_is_refused_with_reason_and_status() {
     }
     // Neither affects the next request.
     assert_eq!(ask("/f", json!({})).result().3, [100]);
-    let nothing = request(&array, "/f", "int32", json!({}));
-    assert_eq!(post(&array, &["-u", &root], "mean/", &nothing).status, 404);
+    let nothing = request(&cluster, "/f", "int32", json!({}));
     assert_eq!(
-        post(&array, &["-u", &root, "-X", "PUT"], "sum/", &nothing).status,
+        post(&cluster, &["-u", &root], "mean/", &nothing).status,
+        404
+    );
+    assert_eq!(
+        post(&cluster, &["-u", &root, "-X", "PUT"], "sum/", &nothing).status,
         405
     );
 }
 
 #[test]
 fn reduction_uses_other_copy_if_one_is_lost_or_damaged() {
-    let Some(mut array) = array(2, &[]) else {
+    let Some(mut cluster) = cluster(2, &[]) else {
         return;
     };
-    let root = format!("root:{}", token(&array));
+    let root = format!("root:{}", token(&cluster));
     let packed = zlib(&numbers(50_000));
     for path in ["/a", "/b"] {
-        put(&array, &packed, &["--copies", "2"], path);
+        put(&cluster, &packed, &["--copies", "2"], path);
         wait("the file is copied", || {
-            let layout = array.json(&["layout", path]);
+            let layout = cluster.json(&["layout", path]);
             let copies = layout["parts"][0]["copies"].as_array().unwrap();
             copies.len() == 2 && copies.iter().all(|copy| copy["state"] == "current")
         });
     }
     let codecs = json!({"compression": {"id": "zlib"}, "shape": [50_000]});
-    let count = |array: &Array, path: &str| {
-        let asked = request(array, path, "int32", codecs.clone());
-        post(array, &["-u", &root], "count", &asked).result().3
+    let count = |cluster: &Cluster, path: &str| {
+        let asked = request(cluster, path, "int32", codecs.clone());
+        post(cluster, &["-u", &root], "count", &asked).result().3
     };
-    assert_eq!(count(&array, "/a"), [50_000]);
+    assert_eq!(count(&cluster, "/a"), [50_000]);
     // Some bits of one copy change.
-    let file = &array.object_files("/a")[0];
+    let file = &cluster.object_files("/a")[0];
     let file = std::fs::File::options().write(true).open(file).unwrap();
     file.write_all_at(b"rot", 1000).unwrap();
     for _ in 0..4 {
-        assert_eq!(count(&array, "/a"), [50_000]);
+        assert_eq!(count(&cluster, "/a"), [50_000]);
     }
-    array.kill_node(0);
-    assert_eq!(count(&array, "/b"), [50_000]);
+    cluster.kill_node(0);
+    assert_eq!(count(&cluster, "/b"), [50_000]);
 }
 
 /// Sends a request on a connection of its own, without TLS.
@@ -389,14 +398,14 @@ fn by_hand(address: &str, token: &str, body: &str) -> String {
 
 #[test]
 fn hundred_concurrent_reductions_wait_for_their_turn() {
-    let Some(array) = array(2, &["--tls", "off"]) else {
+    let Some(cluster) = cluster(2, &["--tls", "off"]) else {
         return;
     };
-    put(&array, &numbers(1 << 20), &["--stripe", "1MiB,2"], "/f");
-    let (_, alice) = user_token(&array, ALICE);
-    let address = array.address();
+    put(&cluster, &numbers(1 << 20), &["--stripe", "1MiB,2"], "/f");
+    let (_, alice) = user_token(&cluster, ALICE);
+    let address = cluster.address();
     let address = address.strip_prefix("http://").unwrap();
-    let asked = request(&array, "/f", "int32", json!({})).to_string();
+    let asked = request(&cluster, "/f", "int32", json!({})).to_string();
     std::thread::scope(|scope| {
         let ask = || scope.spawn(|| by_hand(address, &alice, &asked));
         let all: Vec<_> = (0..AT_ONCE).map(|_| ask()).collect();
@@ -407,8 +416,8 @@ fn hundred_concurrent_reductions_wait_for_their_turn() {
     });
     // The number of processes that serve them is at most the number of a node's cores.
     for node in 0..2 {
-        let folder = array.node_folder(node).join("run");
-        let children = std::fs::read_dir(folder).unwrap();
+        let directory = cluster.node_directory(node).join("run");
+        let children = std::fs::read_dir(directory).unwrap();
         let children = children.filter(|entry| {
             let name = entry.as_ref().unwrap().file_name();
             name.to_string_lossy().starts_with("reduce-")
@@ -419,24 +428,26 @@ fn hundred_concurrent_reductions_wait_for_their_turn() {
 
 #[test]
 fn reduction_does_not_wait_for_stopped_node() {
-    let Some(array) = array(2, &[]) else { return };
-    put(&array, &numbers(50_000), &["--copies", "2"], "/a");
+    let Some(cluster) = cluster(2, &[]) else {
+        return;
+    };
+    put(&cluster, &numbers(50_000), &["--copies", "2"], "/a");
     wait("the file is copied", || {
-        let layout = array.json(&["layout", "/a"]);
+        let layout = cluster.json(&["layout", "/a"]);
         let copies = layout["parts"][0]["copies"].as_array().unwrap();
         copies.len() == 2 && copies.iter().all(|copy| copy["state"] == "current")
     });
-    let first = array.json(&["layout", "/a"])["parts"][0]["copies"][0]["node"]
+    let first = cluster.json(&["layout", "/a"])["parts"][0]["copies"][0]["node"]
         .as_u64()
         .unwrap();
-    array.signal_node(
+    cluster.signal_node(
         usize::try_from(first).unwrap(),
         rustix::process::Signal::STOP,
     );
-    let root = format!("root:{}", token(&array));
-    let asked = request(&array, "/a", "int32", json!({}));
+    let root = format!("root:{}", token(&cluster));
+    let asked = request(&cluster, "/a", "int32", json!({}));
     assert_eq!(
-        post(&array, &["-u", &root], "count", &asked).result().3,
+        post(&cluster, &["-u", &root], "count", &asked).result().3,
         [50_000]
     );
 }

@@ -1,6 +1,6 @@
-//! Tests an array whose processes communicate as if each were on another host: TCP inside TLS, authenticated by the token file.
+//! Tests a cluster whose processes communicate as if each were on another host: TCP inside TLS, authenticated by the token file.
 
-use crate::array::{Array, Options, Said, said, wait};
+use crate::cluster::{Cluster, Options, Said, said, wait};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
@@ -18,8 +18,8 @@ fn remote() -> Options {
 }
 
 /// Returns the address of a node without its scheme, which must be that of TLS.
-fn node_address(array: &Array, index: usize) -> String {
-    let status = array.json(&["status"]);
+fn node_address(cluster: &Cluster, index: usize) -> String {
+    let status = cluster.json(&["status"]);
     let url = status["nodes"][index]["url"].as_str().unwrap();
     url.strip_prefix("https://").unwrap().to_owned()
 }
@@ -30,7 +30,7 @@ fn free_port() -> u16 {
     listener.local_addr().unwrap().port()
 }
 
-/// Runs `tidemill ls /` with other flags than the array's own.
+/// Runs `tidemill ls /` with other flags than the cluster's own.
 fn list(server: &str, token_file: &Path) -> Said {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
     command.args(["--server", server, "--token-file"]);
@@ -85,20 +85,24 @@ fn files_cross_network_whole_and_encrypted() {
         node_args: vec!["--url".into(), format!("https://127.0.0.1:{port}")],
         ..remote()
     };
-    let Some(array) = Array::with(options) else {
+    let Some(cluster) = Cluster::with(options) else {
         return;
     };
     let line = b"the tide comes in twice a day\n";
     let text = line.repeat(100_000);
-    let local = array.path("text");
+    let local = cluster.path("text");
     std::fs::write(&local, &text).unwrap();
 
-    std::fs::write(array.at("by-mount"), &text).unwrap();
-    assert!(array.run(&["put", local.to_str().unwrap(), "/by-put"]).ok);
-    let copy = array.path("copy");
-    assert!(array.run(&["get", "/by-mount", copy.to_str().unwrap()]).ok);
+    std::fs::write(cluster.at("by-mount"), &text).unwrap();
+    assert!(cluster.run(&["put", local.to_str().unwrap(), "/by-put"]).ok);
+    let copy = cluster.path("copy");
+    assert!(
+        cluster
+            .run(&["get", "/by-mount", copy.to_str().unwrap()])
+            .ok
+    );
     assert_eq!(std::fs::read(&copy).unwrap(), text);
-    assert_eq!(std::fs::read(array.at("by-put")).unwrap(), text);
+    assert_eq!(std::fs::read(cluster.at("by-put")).unwrap(), text);
 
     let heard = heard.lock().unwrap();
     assert!(heard.len() > 4 * text.len(), "{} bytes only", heard.len());
@@ -108,38 +112,38 @@ fn files_cross_network_whole_and_encrypted() {
 
 #[test]
 fn task_pulls_inputs_from_another_node() {
-    let Some(array) = Array::with(remote()) else {
+    let Some(cluster) = Cluster::with(remote()) else {
         return;
     };
-    array.sh("mkdir w");
+    cluster.sh("mkdir w");
     for index in 0..2 {
-        let local = array.path(&format!("in{index}"));
+        let local = cluster.path(&format!("in{index}"));
         std::fs::write(&local, format!("{index}").repeat(1_000_000)).unwrap();
         let (to, on) = (format!("/w/in{index}"), index.to_string());
         assert!(
-            array
+            cluster
                 .run(&["put", "--node", &on, local.to_str().unwrap(), &to])
                 .ok
         );
     }
-    let job = array.submit(
+    let job = cluster.submit(
         r#"name = "pull"; workdir = "/w"; tasks = ( { name = "count"; kernel = "/bin/sh";
            args = ["-c", "cat in0 in1 | wc -c"]; input = ["in0", "in1"]; output = ["n"]; stdout = "n"; } );"#,
     );
-    let done = array.done(job);
-    assert_eq!(array.sh("cat w/n").trim(), "2000000");
+    let done = cluster.done(job);
+    assert_eq!(cluster.sh("cat w/n").trim(), "2000000");
     assert_eq!(done["moved_bytes"], 1_000_000, "{done:#}");
 }
 
 #[test]
 fn client_and_server_must_prove_their_identity() {
-    let Some(array) = Array::with(remote()) else {
+    let Some(cluster) = Cluster::with(remote()) else {
         return;
     };
-    let address = array.address();
-    assert!(list(&address, &array.token_file()).ok);
-    let credential = std::fs::read_to_string(array.token_file()).unwrap();
-    let file = array.path("other-token");
+    let address = cluster.address();
+    assert!(list(&address, &cluster.token_file()).ok);
+    let credential = std::fs::read_to_string(cluster.token_file()).unwrap();
+    let file = cluster.path("other-token");
 
     let missing = list(&address, &file);
     assert!(
@@ -160,8 +164,8 @@ fn client_and_server_must_prove_their_identity() {
     let old = list(&address, &file);
     assert!(!old.ok && old.err.contains("no certificate"), "{}", old.err);
 
-    // Another array's token file: the right token alone is not enough.
-    let other = Array::with(Options {
+    // Another cluster's token file: the right token alone is not enough.
+    let other = Cluster::with(Options {
         nodes: 0,
         mount: false,
         ..remote()
@@ -169,23 +173,23 @@ fn client_and_server_must_prove_their_identity() {
     .unwrap();
     let theirs = list(&address, &other.token_file());
     assert!(
-        !theirs.ok && theirs.err.contains("not signed by this array"),
+        !theirs.ok && theirs.err.contains("not signed by this cluster"),
         "{}",
         theirs.err
     );
     let mut mount = Command::new(env!("CARGO_BIN_EXE_tidemill"));
     mount.args(["--server", &address, "--token-file"]);
     mount.arg(other.token_file()).args(["mount", "--path"]);
-    let refused = said(mount.arg(array.path("mnt2")).output().unwrap());
+    let refused = said(mount.arg(cluster.path("mnt2")).output().unwrap());
     assert!(
-        !refused.ok && refused.err.contains("not signed by this array"),
+        !refused.ok && refused.err.contains("not signed by this cluster"),
         "{}",
         refused.err
     );
 
     let node = list(
-        &format!("https://{}", node_address(&array, 0)),
-        &array.token_file(),
+        &format!("https://{}", node_address(&cluster, 0)),
+        &cluster.token_file(),
     );
     assert!(
         !node.ok && node.err.contains("check address and port"),
@@ -193,27 +197,27 @@ fn client_and_server_must_prove_their_identity() {
         node.err
     );
 
-    let plain = list(&address.replace("https", "http"), &array.token_file());
+    let plain = list(&address.replace("https", "http"), &cluster.token_file());
     assert!(
         !plain.ok && plain.err.contains("write https://"),
         "{}",
         plain.err
     );
-    assert!(list(&address, &array.token_file()).ok);
+    assert!(list(&address, &cluster.token_file()).ok);
 }
 
 #[test]
 fn ports_answer_nothing_without_tls() {
-    let Some(array) = Array::with(Options {
+    let Some(cluster) = Cluster::with(Options {
         mount: false,
         ..remote()
     }) else {
         return;
     };
-    let server = array.address();
+    let server = cluster.address();
     for address in [
         server.strip_prefix("https://").unwrap(),
-        &node_address(&array, 0),
+        &node_address(&cluster, 0),
     ] {
         let mut raw = TcpStream::connect(address).unwrap();
         raw.write_all(b"GET /status HTTP/1.1\r\nhost: a\r\n\r\n")
@@ -224,41 +228,41 @@ fn ports_answer_nothing_without_tls() {
         assert!(said.is_empty() || said[0] == 21, "no TLS alert: {said:?}");
     }
     wait("it is told in the log", || {
-        array.log("node-0.log").contains("without TLS")
+        cluster.log("node-0.log").contains("without TLS")
     });
 }
 
 #[test]
 fn restarted_daemons_keep_their_identity() {
-    let Some(mut array) = Array::with(remote()) else {
+    let Some(mut cluster) = Cluster::with(remote()) else {
         return;
     };
     let text = "a".repeat(3_000_000);
-    std::fs::write(array.at("kept"), &text).unwrap();
-    let before = std::fs::read(array.token_file()).unwrap();
-    let copy = array.path("copy");
-    assert!(array.run(&["get", "/kept", copy.to_str().unwrap()]).ok);
+    std::fs::write(cluster.at("kept"), &text).unwrap();
+    let before = std::fs::read(cluster.token_file()).unwrap();
+    let copy = cluster.path("copy");
+    assert!(cluster.run(&["get", "/kept", copy.to_str().unwrap()]).ok);
 
-    array.kill_server();
-    array.start_server();
-    assert_eq!(std::fs::read(array.token_file()).unwrap(), before);
-    array.wait_for_nodes(2);
+    cluster.kill_server();
+    cluster.start_server();
+    assert_eq!(std::fs::read(cluster.token_file()).unwrap(), before);
+    cluster.wait_for_nodes(2);
     for index in 0..2 {
-        array.kill_node(index);
-        array.start_node(index);
+        cluster.kill_node(index);
+        cluster.start_node(index);
     }
-    array.wait_for_nodes(2);
+    cluster.wait_for_nodes(2);
     // The mount works through all of these changes.
-    assert_eq!(std::fs::read_to_string(array.at("kept")).unwrap(), text);
-    std::fs::write(array.at("new"), &text).unwrap();
-    assert!(array.run(&["get", "/new", copy.to_str().unwrap()]).ok);
+    assert_eq!(std::fs::read_to_string(cluster.at("kept")).unwrap(), text);
+    std::fs::write(cluster.at("new"), &text).unwrap();
+    assert!(cluster.run(&["get", "/new", copy.to_str().unwrap()]).ok);
     assert_eq!(std::fs::read_to_string(&copy).unwrap(), text);
 }
 
 #[test]
 fn node_started_before_server_is_known() {
     let port = free_port();
-    let Some(mut array) = Array::with(Options {
+    let Some(mut cluster) = Cluster::with(Options {
         nodes: 1,
         mount: false,
         node_listen: format!("127.0.0.1:{port}"),
@@ -266,11 +270,11 @@ fn node_started_before_server_is_known() {
     }) else {
         return;
     };
-    let credential = Credential::read(&array.token_file()).unwrap();
-    let trust = Trust::new(&credential.authority.unwrap()).unwrap();
-    array.kill_server();
-    array.kill_node(0);
-    array.start_node(0);
+    let credential = Credential::read(&cluster.token_file()).unwrap();
+    let trust = Trust::new(&credential.ca.unwrap()).unwrap();
+    cluster.kill_server();
+    cluster.kill_node(0);
+    cluster.start_node(0);
     let object = Remote {
         node: NodeId(0),
         url: format!("https://127.0.0.1:{port}").into(),
@@ -286,59 +290,62 @@ fn node_started_before_server_is_known() {
 }
 
 #[test]
-fn token_and_authority_can_be_replaced() {
-    let Some(mut array) = Array::with(remote()) else {
+fn token_and_ca_can_be_replaced() {
+    let Some(mut cluster) = Cluster::with(remote()) else {
         return;
     };
-    let local = array.path("local");
+    let local = cluster.path("local");
     std::fs::write(&local, "bytes").unwrap();
-    assert!(array.run(&["put", local.to_str().unwrap(), "/kept"]).ok);
-    let old = array.path("old-token");
-    std::fs::copy(array.token_file(), &old).unwrap();
+    assert!(cluster.run(&["put", local.to_str().unwrap(), "/kept"]).ok);
+    let old = cluster.path("old-token");
+    std::fs::copy(cluster.token_file(), &old).unwrap();
 
-    array.kill_server();
-    std::fs::remove_file(array.token_file()).unwrap();
-    std::fs::remove_file(array.path("server/authority.pem")).unwrap();
-    array.start_server();
-    let refused = list(&array.address(), &old);
+    cluster.kill_server();
+    std::fs::remove_file(cluster.token_file()).unwrap();
+    std::fs::remove_file(cluster.path("server/ca.pem")).unwrap();
+    cluster.start_server();
+    let refused = list(&cluster.address(), &old);
     assert!(
-        !refused.ok && refused.err.contains("not signed by this array"),
+        !refused.ok && refused.err.contains("not signed by this cluster"),
         "{}",
         refused.err
     );
     wait("the node says why it does not come back", || {
-        array
+        cluster
             .log("node-0.log")
-            .contains("copy `token` from the server's folder again")
+            .contains("copy `token` from the server's directory again")
     });
 
     for index in 0..2 {
-        array.kill_node(index);
-        array.start_node(index);
+        cluster.kill_node(index);
+        cluster.start_node(index);
     }
-    array.wait_for_nodes(2);
-    array.kill_mount();
-    array.start_mount();
-    assert_eq!(std::fs::read_to_string(array.at("kept")).unwrap(), "bytes");
+    cluster.wait_for_nodes(2);
+    cluster.kill_mount();
+    cluster.start_mount();
+    assert_eq!(
+        std::fs::read_to_string(cluster.at("kept")).unwrap(),
+        "bytes"
+    );
 }
 
 #[test]
 fn tls_can_be_switched_off_with_warning() {
-    let Some(array) = Array::with(Options {
+    let Some(cluster) = Cluster::with(Options {
         flags: ["--tls", "off"].map(String::from).into(),
         ..remote()
     }) else {
         return;
     };
-    let address = array.address();
+    let address = cluster.address();
     assert!(address.starts_with("http://"), "{address}");
-    std::fs::write(array.at("a"), "bytes").unwrap();
-    let copy = array.path("copy");
-    assert!(array.run(&["get", "/a", copy.to_str().unwrap()]).ok);
+    std::fs::write(cluster.at("a"), "bytes").unwrap();
+    let copy = cluster.path("copy");
+    assert!(cluster.run(&["get", "/a", copy.to_str().unwrap()]).ok);
     assert_eq!(std::fs::read_to_string(&copy).unwrap(), "bytes");
-    assert!(array.log("server.log").contains("TLS IS OFF"));
+    assert!(cluster.log("server.log").contains("TLS IS OFF"));
 
-    let secure = list(&address.replace("http", "https"), &array.token_file());
+    let secure = list(&address.replace("http", "https"), &cluster.token_file());
     assert!(
         !secure.ok && secure.err.contains("without TLS"),
         "{}",

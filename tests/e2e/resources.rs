@@ -1,10 +1,10 @@
 //! Tests cores, memory and named resources of tasks, from the script to the kernel.
 
-use crate::array::{Array, Options};
+use crate::cluster::{Cluster, Options};
 use serde_json::Value;
 
-fn array() -> Option<Array> {
-    Array::with(Options {
+fn cluster() -> Option<Cluster> {
+    Cluster::with(Options {
         node_args: [
             "--memory",
             "1GiB",
@@ -35,15 +35,15 @@ fn script(tasks: &[(&str, &str)]) -> String {
 
 #[test]
 fn resources_are_shown_and_impossible_requests_refused() {
-    let Some(array) = array() else { return };
-    array.sh("mkdir w");
-    let status = array.json(&["status"]);
+    let Some(cluster) = cluster() else { return };
+    cluster.sh("mkdir w");
+    let status = cluster.json(&["status"]);
     let node = &status["nodes"][0];
     assert_eq!(node["memory_bytes"], 1 << 30);
     assert_eq!(node["resources"]["licence.x"], 2);
     assert_eq!(node["watts_milli"], 12_500);
     assert_eq!([&node["speed_class"], &node["energy_class"]], [5, 4]);
-    let shown = array.run(&["status"]).out;
+    let shown = cluster.run(&["status"]).out;
     assert!(shown.contains("gpu=1,licence.x=2"), "{shown}");
     for (rest, why) in [
         (
@@ -61,10 +61,10 @@ fn resources_are_shown_and_impossible_requests_refused() {
         ),
         (
             "resources = { gpu = 1; }; node = 9;",
-            "the array has no node 9",
+            "the cluster has no node 9",
         ),
     ] {
-        let refused = array.try_submit(&script(&[("a", &format!("kernel = \"true\"; {rest}"))]));
+        let refused = cluster.try_submit(&script(&[("a", &format!("kernel = \"true\"; {rest}"))]));
         assert!(!refused.ok && refused.err.contains(why), "{}", refused.err);
     }
     for (policy, why) in [
@@ -74,7 +74,7 @@ fn resources_are_shown_and_impossible_requests_refused() {
     ] {
         let of = |script: String| format!("policy = \"{policy}\"; {script}");
         let script = of(script(&[("a", "kernel = \"true\";")]));
-        let refused = array.try_submit(&script);
+        let refused = cluster.try_submit(&script);
         assert!(!refused.ok && refused.err.contains(why), "{}", refused.err);
     }
     let flags = [
@@ -83,7 +83,7 @@ fn resources_are_shown_and_impossible_requests_refused() {
         ["--busy-power", "much"],
     ];
     for flags in &flags {
-        let wrong = array.run(&[&["node", "--id", "7"][..], flags].concat());
+        let wrong = cluster.run(&[&["node", "--id", "7"][..], flags].concat());
         assert!(
             !wrong.ok && wrong.err.contains(flags[1].split('=').next().unwrap()),
             "{}",
@@ -102,8 +102,8 @@ fn overlap(one: &Value, other: &Value) -> bool {
 
 #[test]
 fn tasks_share_resources_and_know_their_own() {
-    let Some(array) = array() else { return };
-    array.sh("mkdir w");
+    let Some(cluster) = cluster() else { return };
+    cluster.sh("mkdir w");
     let gpu = "kernel = \"sleep\"; args = [ \"0.2\" ]; resources = { gpu = 1; };";
     let large = "kernel = \"sleep\"; args = [ \"0.2\" ]; memory = \"600 MiB\"; cores = 0;";
     let both = "kernel = \"sh\"; args = [ \"-c\", \"echo $TIDEMILL_CORES $TIDEMILL_MEMORY_BYTES\" ]; \
@@ -118,22 +118,22 @@ fn tasks_share_resources_and_know_their_own() {
         ("m3", large),
         ("g4", gpu),
     ];
-    let job = array.submit(&script(&tasks));
-    array.done(job);
-    assert_eq!(array.sh("cat w/both"), "2 67108864\n");
+    let job = cluster.submit(&script(&tasks));
+    cluster.done(job);
+    assert_eq!(cluster.sh("cat w/both"), "2 67108864\n");
     let thrifty = format!("policy = \"constraint:energy\"; {}", script(&[("e", gpu)]));
-    let thrifty = array.submit(&thrifty.replace("\"j\"", "\"k\""));
-    array.done(thrifty);
-    let why = array.json(&["explain", &thrifty.to_string()])["decisions"][0].to_string();
+    let thrifty = cluster.submit(&thrifty.replace("\"j\"", "\"k\""));
+    cluster.done(thrifty);
+    let why = cluster.json(&["explain", &thrifty.to_string()])["decisions"][0].to_string();
     assert!(why.contains("speed class 5, energy class 4"), "{why}");
-    let trace = array.path("trace.json");
+    let trace = cluster.path("trace.json");
     let exported = [
         "jobs",
         &job.to_string(),
         "--export-trace",
         trace.to_str().unwrap(),
     ];
-    assert!(array.run(&exported).ok);
+    assert!(cluster.run(&exported).ok);
     let text = std::fs::read_to_string(&trace).unwrap();
     let trace: Value = serde_json::from_str(&text).unwrap();
     let all = trace["tasks"].as_array().unwrap();
@@ -147,17 +147,17 @@ fn tasks_share_resources_and_know_their_own() {
             assert!(!(contend || alone) || !overlap(one, other), "{one} {other}");
         }
     }
-    let simulated = array.run(&["plan", "run", array.path("trace.json").to_str().unwrap()]);
+    let simulated = cluster.run(&["plan", "run", cluster.path("trace.json").to_str().unwrap()]);
     assert!(simulated.ok, "{}", simulated.err);
 }
 
 #[test]
 fn task_gets_only_requested_memory() {
-    let Some(array) = array() else { return };
-    array.sh("mkdir w");
+    let Some(cluster) = cluster() else { return };
+    cluster.sh("mkdir w");
     let hungry = "kernel = \"python3\"; args = [ \"-c\", \"data = b'x' * (300 << 20)\" ]; memory = \"128 MiB\"; retries = 0;";
-    let job = array.submit(&script(&[("a", hungry)]));
-    let ended = array.ended(job);
+    let job = cluster.submit(&script(&[("a", hungry)]));
+    let ended = cluster.ended(job);
     assert_eq!(ended["state"], "failed");
     let error = ended["tasks"][0]["error"].as_str().unwrap();
     assert!(error.contains("memory limit of 134217728 bytes"), "{error}");

@@ -1,6 +1,6 @@
 //! Tests stacks of kernels, and cached results.
 
-use crate::array::{Array, Options};
+use crate::cluster::{Cluster, Options};
 use serde_json::Value;
 
 fn task<'a>(job: &'a Value, name: &str) -> &'a Value {
@@ -17,8 +17,10 @@ fn reused(job: &Value) -> Vec<&str> {
 
 #[test]
 fn stack_of_kernels_is_one_task_without_intermediates() {
-    let Some(array) = Array::start() else { return };
-    array.sh(
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh(
         r#"mkdir w; cd w; for i in 5 3 9 1; do echo tide $i; done > lines; echo mill 4 >> lines
            printf '#!/bin/sh\nsed "s/$1/$2/"\n' > swap; chmod +x swap"#,
     );
@@ -29,25 +31,25 @@ fn stack_of_kernels_is_one_task_without_intermediates() {
         )
     };
     let kernel = "grep --lines 'tide|none' | swap tide ebb | /usr/bin/sort -k2n | head -n 2";
-    let job = array.done(array.submit(&script(kernel, "out")));
-    assert_eq!(array.sh("cat w/out"), "ebb 1\nebb 3\n");
+    let job = cluster.done(cluster.submit(&script(kernel, "out")));
+    assert_eq!(cluster.sh("cat w/out"), "ebb 1\nebb 3\n");
     assert_eq!(task(&job, "t")["kernel"], kernel);
     assert!(!task(&job, "t")["kernel_hash"].as_str().unwrap().is_empty());
-    assert_eq!(array.sh("ls w"), "lines\nout\nswap\n");
-    let lineage = array.json(&["lineage", "/w/out"]).to_string();
+    assert_eq!(cluster.sh("ls w"), "lines\nout\nswap\n");
+    let lineage = cluster.json(&["lineage", "/w/out"]).to_string();
     assert!(lineage.contains("swap tide ebb"), "{lineage}");
-    let refused = array.try_submit(&script("cat lines | swap tide | wordcount --no", "bad"));
+    let refused = cluster.try_submit(&script("cat lines | swap tide | wordcount --no", "bad"));
     assert!(
         !refused.ok && refused.err.contains("--no"),
         "{}",
         refused.err
     );
-    let failing = array.submit(&script("cat lines | swap tide | gunzip", "bad"));
-    let failed = array.ended(failing);
+    let failing = cluster.submit(&script("cat lines | swap tide | gunzip", "bad"));
+    let failed = cluster.ended(failing);
     assert_eq!(failed["state"], "failed");
-    let logs = array.json(&["logs", &failing.to_string()]).to_string();
+    let logs = cluster.json(&["logs", &failing.to_string()]).to_string();
     assert!(logs.contains("stage "), "{logs}");
-    assert_eq!(array.sh("ls w"), "lines\nout\nswap\n");
+    assert_eq!(cluster.sh("ls w"), "lines\nout\nswap\n");
 }
 
 /// Returns a workflow: two counts, their sum, and a program with the text `last` that processes the sum.
@@ -67,32 +69,32 @@ fn unchanged_tasks_are_not_run_again() {
         nodes: 2,
         ..Options::default()
     };
-    let Some(array) = Array::with(options) else {
+    let Some(cluster) = Cluster::with(options) else {
         return;
     };
     // The time in the output shows whether the task ran.
-    array.sh(
+    cluster.sh(
         r#"mkdir w; cd w; seq 10 > 1; seq 20 > 2
            printf '#!/bin/sh\nwc -l < $1 > $1.n; date +%%s%%N >> $1.n\n' > count.sh; chmod +x count.sh"#,
     );
     let all = ["a", "b", "c", "d"];
-    let first = array.done(array.submit(&workflow("cat s > d", "")));
+    let first = cluster.done(cluster.submit(&workflow("cat s > d", "")));
     assert!(reused(&first).is_empty(), "{first:#}");
-    let result = array.sh("cd w; cat 1.n 2.n s d");
-    let refused = array.try_submit(&workflow("cat s > d", ""));
+    let result = cluster.sh("cd w; cat 1.n 2.n s d");
+    let refused = cluster.try_submit(&workflow("cat s > d", ""));
     assert!(
         !refused.ok && refused.err.contains("--replace"),
         "{}",
         refused.err
     );
 
-    let again = array.done(array.submit(&workflow("cat s > d", "replace = true;")));
+    let again = cluster.done(cluster.submit(&workflow("cat s > d", "replace = true;")));
     assert_eq!(reused(&again), all);
-    assert_eq!(array.sh("cd w; cat 1.n 2.n s d"), result);
+    assert_eq!(cluster.sh("cd w; cat 1.n 2.n s d"), result);
     assert_eq!(task(&again, "a")["reused_job"], first["job"]);
     // The time for returning a cached result is not reported as the time of a run.
     let traced = |job: &Value| {
-        let trace = array.json(&["jobs", &job["job"].to_string(), "--export-trace", "-"]);
+        let trace = cluster.json(&["jobs", &job["job"].to_string(), "--export-trace", "-"]);
         trace["tasks"][0].clone()
     };
     let (ran, given) = (traced(&first), traced(&again));
@@ -108,71 +110,73 @@ fn unchanged_tasks_are_not_run_again() {
     );
     assert_eq!(task(&again, "d")["cpu_ns"], 0);
     let id = again["job"].to_string();
-    let explained = array.json(&["explain", &id, "c"]);
+    let explained = cluster.json(&["explain", &id, "c"]);
     assert_eq!(
         explained["decisions"][0]["reused_job"], first["job"],
         "{explained:#}"
     );
-    let said = array.run(&["explain", &id]).out;
+    let said = cluster.run(&["explain", &id]).out;
     assert!(said.contains("reused the result of task"), "{said}");
 
-    let lineage = array.run(&["lineage", "/w/d"]).out;
+    let lineage = cluster.run(&["lineage", "/w/d"]).out;
     assert_eq!(lineage.matches("used again").count(), 4, "{lineage}");
     // The last step changes, and then the data of one of two inputs: the tasks that depend on the change run.
-    let changed = array.done(array.submit(&workflow("cat s > d; echo x >> d", "replace = true;")));
+    let changed =
+        cluster.done(cluster.submit(&workflow("cat s > d; echo x >> d", "replace = true;")));
     assert_eq!(reused(&changed), ["a", "b", "c"]);
-    assert!(array.sh("cat w/d").ends_with("x\n"));
-    array.sh("cd w; seq 30 > 2");
-    let data = array.done(array.submit(&workflow("cat s > d", "replace = true;")));
+    assert!(cluster.sh("cat w/d").ends_with("x\n"));
+    cluster.sh("cd w; seq 30 > 2");
+    let data = cluster.done(cluster.submit(&workflow("cat s > d", "replace = true;")));
     assert_eq!(reused(&data), ["a"]);
-    // A kernel in the array that was written again is another kernel, even with the same text.
-    array.sh("cd w; cp count.sh c; chmod +x c; mv c count.sh");
-    let kernel = array.done(array.submit(&workflow("cat s > d", "replace = true;")));
+    // A kernel in the cluster that was written again is another kernel, even with the same text.
+    cluster.sh("cd w; cp count.sh c; chmod +x c; mv c count.sh");
+    let kernel = cluster.done(cluster.submit(&workflow("cat s > d", "replace = true;")));
     assert!(reused(&kernel).is_empty(), "{kernel:#}");
 
     // If the user says so, no cached result is used, and the new result is cached.
-    let before = array.sh("cat w/1.n");
-    let forced = array.done(array.submit(&workflow("cat s > d", "replace = true; cache = false;")));
+    let before = cluster.sh("cat w/1.n");
+    let forced =
+        cluster.done(cluster.submit(&workflow("cat s > d", "replace = true; cache = false;")));
     assert!(reused(&forced).is_empty(), "{forced:#}");
-    assert_ne!(array.sh("cat w/1.n"), before);
-    let after = array.done(array.submit(&workflow("cat s > d", "replace = true;")));
+    assert_ne!(cluster.sh("cat w/1.n"), before);
+    let after = cluster.done(cluster.submit(&workflow("cat s > d", "replace = true;")));
     assert_eq!(reused(&after), all);
     assert_eq!(task(&after, "a")["reused_job"], forced["job"]);
 }
 
 #[test]
 fn result_without_outputs_or_inputs_is_recomputed() {
-    let Some(mut array) = Array::start() else {
+    let Some(mut cluster) = Cluster::start() else {
         return;
     };
-    array.sh("mkdir w; seq 10 > w/in");
+    cluster.sh("mkdir w; seq 10 > w/in");
     let script = |input: &str| {
         format!(
             "name = \"s\"; workdir = \"/w\"; tasks = ( {{ name = \"t\"; input = [ {input} ]; output = [ \"out\" ]; \
              kernel = \"/bin/sh\"; args = [ \"-c\", \"date +%s%N > out\" ]; }} );"
         )
     };
-    array.done(array.submit(&script("\"in\"")));
-    array.sh("rm w/out");
-    let again = array.done(array.submit(&script("\"in\"")));
+    cluster.done(cluster.submit(&script("\"in\"")));
+    cluster.sh("rm w/out");
+    let again = cluster.done(cluster.submit(&script("\"in\"")));
     assert!(reused(&again).is_empty(), "{again:#}");
     // Cached results survive kills of the server and the node.
-    array.sh("mkdir x; mv w/out x/kept");
-    array.kill_server();
-    array.kill_node(0);
-    array.start_server();
-    array.start_node(0);
-    array.wait_for_nodes(2);
-    let third = array.done(array.submit(&script("\"in\"")));
+    cluster.sh("mkdir x; mv w/out x/kept");
+    cluster.kill_server();
+    cluster.kill_node(0);
+    cluster.start_server();
+    cluster.start_node(0);
+    cluster.wait_for_nodes(2);
+    let third = cluster.done(cluster.submit(&script("\"in\"")));
     assert_eq!(reused(&third), ["t"]);
-    assert_eq!(array.sh("cat w/out"), array.sh("cat x/kept"));
+    assert_eq!(cluster.sh("cat w/out"), cluster.sh("cat x/kept"));
     // The file has two names on the node: each can be deleted without the other.
-    array.sh("rm x/kept; sync; sleep 0.2; test $(wc -c < w/out) -gt 10");
-    array.sh("rm w/out");
-    array.done(array.submit(&script("")));
-    let once = array.sh("cat w/out; rm w/out");
-    array.done(array.submit(&script("")));
-    assert_ne!(array.sh("cat w/out"), once);
+    cluster.sh("rm x/kept; sync; sleep 0.2; test $(wc -c < w/out) -gt 10");
+    cluster.sh("rm w/out");
+    cluster.done(cluster.submit(&script("")));
+    let once = cluster.sh("cat w/out; rm w/out");
+    cluster.done(cluster.submit(&script("")));
+    assert_ne!(cluster.sh("cat w/out"), once);
 }
 
 /// Two steps; the first clearly takes longer than hashing its few bytes.
@@ -184,14 +188,14 @@ const STEPS: &str = r#"name = "s"; workdir = "/w"; replace = true; policy = "rou
 
 #[test]
 fn equal_bytes_in_another_version_reuse_result() {
-    let Some(array) = Array::start() else {
+    let Some(cluster) = Cluster::start() else {
         return;
     };
-    // The folder is on another node than the first step, so that the file must be transferred.
-    array.sh("mkdir w; setfattr -n user.tidemill.node -v 1 w; cd w; seq 10 > in; seq 5 > other");
-    let first = array.done(array.submit(STEPS));
+    // The directory is on another node than the first step, so that the file must be transferred.
+    cluster.sh("mkdir w; setfattr -n user.tidemill.node -v 1 w; cd w; seq 10 > in; seq 5 > other");
+    let first = cluster.done(cluster.submit(STEPS));
     assert!(reused(&first).is_empty(), "{first:#}");
-    let result = array.sh("cat w/mid w/out");
+    let result = cluster.sh("cat w/mid w/out");
 
     // The file is overwritten, and another file is renamed over it.
     let rewrites = [
@@ -199,36 +203,36 @@ fn equal_bytes_in_another_version_reuse_result() {
         ("seq 10 > new; mv new in; seq 5 > other", 31),
     ];
     for (rewrite, bytes) in rewrites {
-        array.sh(&format!("cd w; {rewrite}"));
-        let again = array.done(array.submit(STEPS));
+        cluster.sh(&format!("cd w; {rewrite}"));
+        let again = cluster.done(cluster.submit(STEPS));
         assert_eq!(reused(&again), ["a", "b"], "{rewrite}: {again:#}");
         assert_eq!(task(&again, "a")["moved_bytes"], bytes);
-        assert_eq!(array.sh("cat w/mid w/out"), result);
-        let explained = array.run(&["explain", &again["job"].to_string()]).out;
+        assert_eq!(cluster.sh("cat w/mid w/out"), result);
+        let explained = cluster.run(&["explain", &again["job"].to_string()]).out;
         assert!(
             explained.contains("reused the result of task"),
             "{explained}"
         );
     }
     // The same length, other bytes.
-    array.sh("cd w; seq 11 20 | head -c 21 > in; test $(wc -c < in) = $(seq 10 | wc -c)");
-    let other = array.done(array.submit(STEPS));
+    cluster.sh("cd w; seq 11 20 | head -c 21 > in; test $(wc -c < in) = $(seq 10 | wc -c)");
+    let other = cluster.done(cluster.submit(STEPS));
     assert!(reused(&other).is_empty(), "{other:#}");
-    assert!(array.sh("cat w/out").starts_with("11\n"));
+    assert!(cluster.sh("cat w/out").starts_with("11\n"));
 }
 
 #[test]
 fn task_cheaper_than_reading_its_input_runs_again() {
-    let Some(array) = Array::start() else {
+    let Some(cluster) = Cluster::start() else {
         return;
     };
     let script = r#"name = "s"; workdir = "/w"; replace = true; tasks = ( { name = "t"; kernel = "/bin/sh";
         input = [ "in" ]; output = [ "out" ]; args = [ "-c", "wc -c < in > out" ]; } );"#;
-    array.sh("mkdir w; head -c 64M /dev/zero > w/in");
-    array.done(array.submit(script));
-    let again = array.done(array.submit(script));
+    cluster.sh("mkdir w; head -c 64M /dev/zero > w/in");
+    cluster.done(cluster.submit(script));
+    let again = cluster.done(cluster.submit(script));
     assert_eq!(reused(&again), ["t"]);
-    array.sh("head -c 64M /dev/zero > w/in");
-    let anew = array.done(array.submit(script));
+    cluster.sh("head -c 64M /dev/zero > w/in");
+    let anew = cluster.done(cluster.submit(script));
     assert!(reused(&anew).is_empty(), "{anew:#}");
 }

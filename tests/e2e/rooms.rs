@@ -1,6 +1,6 @@
-//! Tests rooms, folders with a limited lifetime.
+//! Tests rooms, directories with a limited lifetime.
 
-use crate::array::{Array, OtherMount, wait};
+use crate::cluster::{Cluster, OtherMount, wait};
 use rustix::process::Signal;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -9,52 +9,52 @@ use std::time::Duration;
 
 const STRANGER: &str = "setpriv --reuid 65534 --regid 65534 --clear-groups";
 
-/// Starts an array with a node in memory, node 2, that the mount knows.
-fn start() -> Option<Array> {
-    let mut array = Array::start()?;
-    array.add_node(&["--medium", "memory", "--capacity", "128MiB"]);
-    array.run(&["room", "create", "probe"]);
+/// Starts a cluster with a node in memory, node 2, that the mount knows.
+fn start() -> Option<Cluster> {
+    let mut cluster = Cluster::start()?;
+    cluster.add_node(&["--medium", "memory", "--capacity", "128MiB"]);
+    cluster.run(&["room", "create", "probe"]);
     wait("the mount knows the node in memory", || {
-        array.sh("echo x > rooms/probe/f");
-        node_of(&array, "/rooms/probe/f") == 2
+        cluster.sh("echo x > rooms/probe/f");
+        node_of(&cluster, "/rooms/probe/f") == 2
     });
-    Some(array)
+    Some(cluster)
 }
 
-fn node_of(array: &Array, path: &str) -> u64 {
-    let layout = array.json(&["layout", path]);
+fn node_of(cluster: &Cluster, path: &str) -> u64 {
+    let layout = cluster.json(&["layout", path]);
     layout["parts"][0]["copies"][0]["node"].as_u64().unwrap()
 }
 
-fn members(array: &Array, room: &str) -> usize {
-    let listed = array.json(&["room", "list"]);
+fn members(cluster: &Cluster, room: &str) -> usize {
+    let listed = cluster.json(&["room", "list"]);
     let mut listed = listed.as_array().unwrap().iter();
     let room = listed.find(|one| one["room"] == room).unwrap();
     room["members"].as_array().unwrap().len()
 }
 
-/// A room is a folder in memory of its creator. It outlives every process of the array, and is removed whole, with its
+/// A room is a directory in memory of its creator. It outlives every process of the cluster, and is removed whole, with its
 /// objects.
 #[test]
-fn room_is_memory_folder_of_owner_and_is_removed_whole() {
-    let Some(mut array) = start() else { return };
+fn room_is_memory_directory_of_owner_and_is_removed_whole() {
+    let Some(mut cluster) = start() else { return };
     for wrong in ["", "..", ".hidden", "a/b", "ü", &"a".repeat(65)] {
-        let said = array.run(&["room", "create", wrong]);
+        let said = cluster.run(&["room", "create", wrong]);
         assert!(
             !said.ok && said.err.contains("can't be the name of a room"),
             "{wrong}: {}",
             said.err
         );
     }
-    let made = array.json(&["room", "create", "r"]);
+    let made = cluster.json(&["room", "create", "r"]);
     assert_eq!(
         (&made["path"], &made["mode"]),
         (&"/rooms/r".into(), &"700".into())
     );
-    let again = array.run(&["room", "create", "r"]);
+    let again = cluster.run(&["room", "create", "r"]);
     assert!(!again.ok && again.err.contains("already"), "{}", again.err);
-    array.sh("mkdir -p rooms/r/below; echo x > rooms/r/below/f; dd if=/dev/zero of=rooms/r/large bs=1M count=30");
-    assert_eq!(node_of(&array, "/rooms/r/below/f"), 2);
+    cluster.sh("mkdir -p rooms/r/below; echo x > rooms/r/below/f; dd if=/dev/zero of=rooms/r/large bs=1M count=30");
+    assert_eq!(node_of(&cluster, "/rooms/r/below/f"), 2);
     // Other users neither see it nor change any other entry, with the command line, too.
     for script in [
         "cat rooms/r/below/f",
@@ -63,16 +63,16 @@ fn room_is_memory_folder_of_owner_and_is_removed_whole() {
         "rmdir rooms/probe",
     ] {
         assert!(
-            !array.try_sh(&format!("{STRANGER} {script}")).ok,
+            !cluster.try_sh(&format!("{STRANGER} {script}")).ok,
             "{script}"
         );
     }
-    let tidemill = format!("{STRANGER} {:?}", array.tidemill());
+    let tidemill = format!("{STRANGER} {:?}", cluster.tidemill());
     for command in ["remove r", "join r", "leave r 1", "get r below/f --wait 1s"] {
-        let said = array.try_sh(&format!("{tidemill} room {command}"));
+        let said = cluster.try_sh(&format!("{tidemill} room {command}"));
         assert!(!said.ok, "{command}: {}{}", said.out, said.err);
     }
-    let theirs = array.sh(&format!(
+    let theirs = cluster.sh(&format!(
         "{tidemill} room create theirs >/dev/null; {tidemill} --json room list"
     ));
     let theirs: serde_json::Value = serde_json::from_str(&theirs).unwrap();
@@ -82,42 +82,42 @@ fn room_is_memory_folder_of_owner_and_is_removed_whole() {
     );
     assert_eq!(theirs.as_array().unwrap().len(), 1, "{theirs}");
     // The server keeps the room, like all names.
-    array.kill_server();
-    array.start_server();
-    array.wait_for_nodes(3);
-    let listed = array.json(&["room", "list"]);
+    cluster.kill_server();
+    cluster.start_server();
+    cluster.wait_for_nodes(3);
+    let listed = cluster.json(&["room", "list"]);
     assert_eq!(
         (&listed[1]["room"], &listed[1]["files"]),
         (&"r".into(), &2.into())
     );
-    let open = std::fs::File::open(array.at("rooms/r/below/f")).unwrap();
-    assert!(array.run(&["room", "remove", "r"]).ok);
-    wait("it is not there", || !array.at("rooms/r").exists());
+    let open = std::fs::File::open(cluster.at("rooms/r/below/f")).unwrap();
+    assert!(cluster.run(&["room", "remove", "r"]).ok);
+    wait("it is not there", || !cluster.at("rooms/r").exists());
     // A reader with an open file of the room can continue to read.
     let mut read = [0; 2];
     open.read_exact_at(&mut read, 0).unwrap();
     assert_eq!(&read, b"x\n");
-    let unknown = array.run(&["room", "remove", "r"]);
+    let unknown = cluster.run(&["room", "remove", "r"]);
     assert!(
         !unknown.ok && unknown.err.contains("room r does not exist"),
         "{}",
         unknown.err
     );
     wait("its objects are removed", || {
-        let status = array.json(&["status"]);
+        let status = cluster.json(&["status"]);
         let free = status["nodes"][2]["free_bytes"].as_u64();
-        free > Some(110 << 20) && array.run(&["check", "--age", "0"]).ok
+        free > Some(110 << 20) && cluster.run(&["check", "--age", "0"]).ok
     });
 }
 
 /// A quota holds in the middle of a write, wherever the bytes are, and for the command line.
 #[test]
 fn room_takes_at_most_its_quota() {
-    let Some(array) = start() else { return };
-    array.run(&["room", "create", "m", "--quota", "8MiB"]);
-    array.run(&["room", "create", "d", "--quota", "8MiB"]);
-    array.sh("setfattr -n user.tidemill.medium -v disk rooms/d");
-    let local = array.path("local");
+    let Some(cluster) = start() else { return };
+    cluster.run(&["room", "create", "m", "--quota", "8MiB"]);
+    cluster.run(&["room", "create", "d", "--quota", "8MiB"]);
+    cluster.sh("setfattr -n user.tidemill.medium -v disk rooms/d");
+    let local = cluster.path("local");
     std::fs::write(&local, vec![7; 9_000_000]).unwrap();
     for room in ["m", "d"] {
         for script in [
@@ -126,50 +126,50 @@ fn room_takes_at_most_its_quota() {
             "fallocate -l 9000000 rooms/ROOM/c",
         ] {
             let script = script.replace("ROOM", room);
-            let said = array.try_sh(&script);
+            let said = cluster.try_sh(&script);
             let full = said.err.to_lowercase().contains("quota exceeded");
             assert!(!said.ok && full, "{script}: {}", said.err);
         }
-        array.sh(&format!("rm -f rooms/{room}/*"));
-        let put = array.run(&[
+        cluster.sh(&format!("rm -f rooms/{room}/*"));
+        let put = cluster.run(&[
             "put",
             local.to_str().unwrap(),
             &format!("/rooms/{room}/put"),
         ]);
         assert!(!put.ok && put.err.contains("room is full"), "{}", put.err);
-        assert_eq!(array.json(&["status"])["unsealed"], serde_json::json!([]));
+        assert_eq!(cluster.json(&["status"])["unsealed"], serde_json::json!([]));
         wait("what was removed is counted no more", || {
-            array
+            cluster
                 .try_sh(&format!("head -c 8388608 /dev/zero > rooms/{room}/fits"))
                 .ok
         });
         wait("nothing can be begun in it", || {
-            let more = array.try_sh(&format!(
+            let more = cluster.try_sh(&format!(
                 "rm -f rooms/{room}/more; echo > rooms/{room}/more"
             ));
             !more.ok && more.err.contains("quota exceeded")
         });
         // An existing file can be rewritten up to its previous length, and other rooms have their own quota.
-        array.sh(&format!(
+        cluster.sh(&format!(
             "head -c 8388608 /dev/urandom > rooms/{room}/fits; echo > rooms/probe/more"
         ));
         assert!(
-            array
+            cluster
                 .at(&format!("rooms/{room}/fits"))
                 .metadata()
                 .unwrap()
                 .len()
                 == 8 << 20
         );
-        array.sh(&format!("rm rooms/{room}/fits"));
+        cluster.sh(&format!("rm rooms/{room}/fits"));
     }
-    assert_eq!(node_of(&array, "/rooms/probe/more"), 2);
+    assert_eq!(node_of(&cluster, "/rooms/probe/more"), 2);
     // Another mount cannot write the same amount again within the quota.
     wait("what was removed is counted no more", || {
-        array.try_sh("head -c 4000000 /dev/zero > rooms/d/f").ok
+        cluster.try_sh("head -c 4000000 /dev/zero > rooms/d/f").ok
     });
-    let other = OtherMount::start(&array, "other");
-    let mut file = std::fs::File::create(array.at("rooms/d/f")).unwrap();
+    let other = OtherMount::start(&cluster, "other");
+    let mut file = std::fs::File::create(cluster.at("rooms/d/f")).unwrap();
     file.write_all(b"one").unwrap();
     let second = std::fs::File::options()
         .write(true)
@@ -181,12 +181,12 @@ fn room_takes_at_most_its_quota() {
         std::fs::write(other.path.join("rooms/d/f"), "two").is_ok()
     });
     // No part of the refused files is left.
-    assert!(array.run(&["check", "--age", "0"]).ok);
+    assert!(cluster.run(&["check", "--age", "0"]).ok);
 }
 
 /// Starts a get in its own process.
-fn get(array: &Array, key: &str, wait: &str) -> Child {
-    let mut command = array.tidemill();
+fn get(cluster: &Cluster, key: &str, wait: &str) -> Child {
+    let mut command = cluster.tidemill();
     command.args(["room", "get", "r", key, "--wait", wait]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().unwrap()
@@ -202,36 +202,36 @@ fn got(child: Child) -> Vec<u8> {
 /// A get waits for a put as long as it was asked to, whether the file is created, moved or created under another name.
 #[test]
 fn get_waits_for_put() {
-    let Some(mut array) = start() else { return };
-    array.run(&["room", "create", "r"]);
-    array.sh("ln -s target rooms/r/link");
-    let waits = ["later", "moved", "link", "by/task", "put"].map(|key| get(&array, key, "60s"));
-    let never = get(&array, "never", "1s").wait_with_output().unwrap();
+    let Some(mut cluster) = start() else { return };
+    cluster.run(&["room", "create", "r"]);
+    cluster.sh("ln -s target rooms/r/link");
+    let waits = ["later", "moved", "link", "by/task", "put"].map(|key| get(&cluster, key, "60s"));
+    let never = get(&cluster, "never", "1s").wait_with_output().unwrap();
     let why = String::from_utf8_lossy(&never.stderr);
     assert!(
         !never.status.success() && why.contains("nobody has put it"),
         "{why}"
     );
     // They continue to wait when the server is online again.
-    array.kill_server();
-    array.start_server();
-    array.wait_for_nodes(3);
+    cluster.kill_server();
+    cluster.start_server();
+    cluster.wait_for_nodes(3);
     // A file that is still being written does not count.
-    let mut file = std::fs::File::create(array.at("rooms/r/later")).unwrap();
+    let mut file = std::fs::File::create(cluster.at("rooms/r/later")).unwrap();
     file.write_all(b"half ").unwrap();
     std::thread::sleep(Duration::from_millis(300));
     file.write_all(b"whole").unwrap();
     drop(file);
-    array.sh("echo other > rooms/r/x; mv rooms/r/x rooms/r/moved; echo linked > rooms/r/target");
-    let job = array.submit(
+    cluster.sh("echo other > rooms/r/x; mv rooms/r/x rooms/r/moved; echo linked > rooms/r/target");
+    let job = cluster.submit(
         r#"name = "j"; workdir = "/rooms/r"; tasks = (
             { name = "t"; kernel = "/bin/cat"; args = ["moved"]; input = ["moved"]; output = ["by/task"]; stdout = "by/task"; } );"#,
     );
-    array.done(job);
-    let local = array.path("local");
+    cluster.done(job);
+    let local = cluster.path("local");
     std::fs::write(&local, "put").unwrap();
     assert!(
-        array
+        cluster
             .run(&["put", local.to_str().unwrap(), "/rooms/r/put"])
             .ok
     );
@@ -239,11 +239,11 @@ fn get_waits_for_put() {
     let expected: [&[u8]; 5] = [b"half whole", b"other\n", b"linked\n", b"other\n", b"put"];
     assert_eq!(all, expected);
     // A get does not wait indefinitely for a key that cannot appear.
-    let folder = array.run(&["room", "get", "r", "by", "--wait", "60s"]);
+    let directory = cluster.run(&["room", "get", "r", "by", "--wait", "60s"]);
     assert!(
-        !folder.ok && folder.err.contains("is no file"),
+        !directory.ok && directory.err.contains("is no file"),
         "{}",
-        folder.err
+        directory.err
     );
 }
 
@@ -251,40 +251,40 @@ fn get_waits_for_put() {
 /// not end because the server is offline.
 #[test]
 fn room_ends_with_its_time_and_last_member() {
-    let Some(mut array) = start() else { return };
-    array.run(&["room", "create", "short", "--ttl", "1s"]);
-    array.run(&["room", "create", "r"]);
-    array.sh("echo x > rooms/r/f");
+    let Some(mut cluster) = start() else { return };
+    cluster.run(&["room", "create", "short", "--ttl", "1s"]);
+    cluster.run(&["room", "create", "r"]);
+    cluster.sh("echo x > rooms/r/f");
     // One member stays until it leaves, one as long as its program runs.
-    let member = array.json(&["room", "join", "r"])["member"].to_string();
-    let ran = array.run(&["room", "join", "r", "--", "/bin/sh", "-c", "exit 7"]);
+    let member = cluster.json(&["room", "join", "r"])["member"].to_string();
+    let ran = cluster.run(&["room", "join", "r", "--", "/bin/sh", "-c", "exit 7"]);
     assert_eq!(ran.code, Some(7));
-    let missing = array.run(&["room", "join", "r", "--", "/no/such/program"]);
+    let missing = cluster.run(&["room", "join", "r", "--", "/no/such/program"]);
     assert!(!missing.ok && missing.err.contains("/no/such/program"));
-    assert!(array.at("rooms/r/f").exists(), "there is another member");
-    assert_eq!(members(&array, "r"), 1);
-    let nobody = array.run(&["room", "leave", "r", "99"]);
+    assert!(cluster.at("rooms/r/f").exists(), "there is another member");
+    assert_eq!(members(&cluster, "r"), 1);
+    let nobody = cluster.run(&["room", "leave", "r", "99"]);
     assert!(
         !nobody.ok && nobody.err.contains("no member 99"),
         "{}",
         nobody.err
     );
     // Ending the member's process ends its program, too, and the member leaves.
-    let mut command = array.tidemill();
+    let mut command = cluster.tidemill();
     let mut child = command
         .args(["room", "join", "r", "--", "sleep", "1000"])
         .spawn()
         .unwrap();
-    wait("it has joined", || members(&array, "r") == 2);
-    assert!(array.run(&["room", "leave", "r", &member]).ok);
-    array.kill_server();
-    array.start_server();
-    array.wait_for_nodes(3);
-    assert!(array.at("rooms/r/f").exists());
-    assert_eq!(members(&array, "r"), 1);
+    wait("it has joined", || members(&cluster, "r") == 2);
+    assert!(cluster.run(&["room", "leave", "r", &member]).ok);
+    cluster.kill_server();
+    cluster.start_server();
+    cluster.wait_for_nodes(3);
+    assert!(cluster.at("rooms/r/f").exists());
+    assert_eq!(members(&cluster, "r"), 1);
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(128 + 15));
     wait("both rooms have ended", || {
-        !array.at("rooms/r").exists() && !array.at("rooms/short").exists()
+        !cluster.at("rooms/r").exists() && !cluster.at("rooms/short").exists()
     });
 }

@@ -1,11 +1,13 @@
 //! Checks job scripts that are refused, each with an error that says what, where and what to do.
 
-use crate::array::Array;
+use crate::cluster::Cluster;
 
 #[test]
 fn bad_scripts_are_refused_with_file_line_and_task() {
-    let Some(array) = Array::start() else { return };
-    array.sh("mkdir w; echo x > w/in; echo x > w/exists");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("mkdir w; echo x > w/in; echo x > w/exists");
     let task = |body: &str| {
         format!("name = \"j\";\nworkdir = \"/w\";\nstrict = true;\ntasks = (\n{body}\n);\n")
     };
@@ -56,7 +58,7 @@ fn bad_scripts_are_refused_with_file_line_and_task() {
         ),
     ];
     for (what, script, parts) in cases {
-        let said = array.try_submit(script);
+        let said = cluster.try_submit(script);
         assert!(!said.ok, "{what} was accepted");
         let text = format!("{}{}", said.out, said.err);
         for part in *parts {
@@ -68,10 +70,10 @@ fn bad_scripts_are_refused_with_file_line_and_task() {
         );
     }
     assert_eq!(
-        array.sh("ls w"),
+        cluster.sh("ls w"),
         "exists\nin\n",
         "a refused script leaves nothing behind"
     );
-    let said = array.try_sh("echo /no/such/script > .tidemill/root/submit");
+    let said = cluster.try_sh("echo /no/such/script > .tidemill/root/submit");
     assert!(!said.ok);
 }

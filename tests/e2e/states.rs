@@ -1,7 +1,7 @@
 //! States that need an administrator. Real processes cause each state, and `status`, `health`, its exit code and the server's
 //! log name it. `docs/operating.md` has a row for each state.
 
-use crate::array::{Array, Device, Options, Said, said, wait};
+use crate::cluster::{Cluster, Device, Options, Said, said, wait};
 use crate::stand_in::StandIn;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use tidemill_wire::condition;
 
-/// Array with the devices and processes that the cases need.
+/// Cluster with the devices and processes that the cases need.
 struct Bench {
-    array: Array,
+    cluster: Cluster,
     device: Option<Device>,
     /// Process that a case has started.
     other: Option<Child>,
@@ -36,11 +36,11 @@ impl Bench {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let store = runtime.block_on(StandIn::start());
         let mut made = None;
-        let array = Array::prepared(options, |array| {
-            made = device.map(|(folder, size)| Device::new(array.path(folder), size));
+        let cluster = Cluster::prepared(options, |cluster| {
+            made = device.map(|(directory, size)| Device::new(cluster.path(directory), size));
         })?;
         Some(Self {
-            array,
+            cluster,
             device: made,
             other: None,
             store,
@@ -61,19 +61,19 @@ impl Bench {
     }
 
     /// Command of an additional node.
-    fn node(&self, id: u32, folder: &str) -> Command {
-        let mut command = self.array.tidemill();
+    fn node(&self, id: u32, directory: &str) -> Command {
+        let mut command = self.cluster.tidemill();
         command.args(["node", "--cores", "1", "--listen", "127.0.0.1:0", "--id"]);
         command
             .arg(id.to_string())
-            .arg("--folder")
-            .arg(self.array.path(folder));
+            .arg("--data-dir")
+            .arg(self.cluster.path(directory));
         command
     }
 
     /// Blocks all writes to a database, as a hanging backup does.
     fn lock(&mut self, database: &str) {
-        let database = self.array.path(database);
+        let database = self.cluster.path(database);
         let program = "import sqlite3,sys,time\nd=sqlite3.connect(sys.argv[1],isolation_level=None,timeout=60)\n\
                        d.execute('BEGIN IMMEDIATE')\nprint('locked',flush=True)\ntime.sleep(1000)";
         let mut command = Command::new("python3");
@@ -92,7 +92,7 @@ impl Bench {
 
     fn json(&self, command: &str) -> (Option<i32>, Value) {
         let said = said(
-            self.array
+            self.cluster
                 .tidemill()
                 .args(["--json", command])
                 .output()
@@ -119,7 +119,7 @@ impl Bench {
     fn logged(&self, case: &Case) -> usize {
         let node = case.node.map(|node| format!("node {node}: "));
         let begin = format!("state {}: {}", case.state, node.unwrap_or_default());
-        let log = self.array.log("server.log");
+        let log = self.cluster.log("server.log");
         let lines = log
             .lines()
             .filter(|line| line.contains(&begin) && !line.contains("has ended"));
@@ -150,7 +150,7 @@ impl Bench {
         wait("status names it, too", || {
             self.find("status", case).is_some()
         });
-        let text = self.array.run(&["status"]).out;
+        let text = self.cluster.run(&["status"]).out;
         assert!(text.contains(&format!("state     {name}: ")), "{text}");
         wait(&format!("the log names {name}"), || {
             self.logged(case) > before
@@ -164,10 +164,10 @@ impl Bench {
     }
 
     fn put(&self, name: &str, flags: &[&str]) -> Said {
-        let local = self.array.path("local");
+        let local = self.cluster.path("local");
         std::fs::write(&local, "text\n").unwrap();
         let local = local.display().to_string();
-        self.array
+        self.cluster
             .run(&[&["put"], flags, &[local.as_str(), name]].concat())
     }
 }
@@ -189,12 +189,12 @@ fn all(bench: Option<Bench>, cases: &[Case]) -> Option<Bench> {
 }
 
 fn kill(bench: &mut Bench) {
-    bench.array.kill_node(1);
+    bench.cluster.kill_node(1);
 }
 
 fn start(bench: &mut Bench) {
-    bench.array.start_node(1);
-    bench.array.wait_for_nodes(3);
+    bench.cluster.start_node(1);
+    bench.cluster.wait_for_nodes(3);
 }
 
 fn end_other(bench: &mut Bench) {
@@ -221,8 +221,8 @@ const NODES: &[Case] = &[
         state: "node-silent",
         node: Some(1),
         exit: 3,
-        begin: |bench| bench.array.signal_node(1, Signal::STOP),
-        end: |bench| bench.array.signal_node(1, Signal::CONT),
+        begin: |bench| bench.cluster.signal_node(1, Signal::STOP),
+        end: |bench| bench.cluster.signal_node(1, Signal::CONT),
     },
     Case {
         state: "data-unavailable",
@@ -234,22 +234,22 @@ const NODES: &[Case] = &[
         },
         end: |bench| {
             start(bench);
-            bench.array.sh("rm one");
+            bench.cluster.sh("rm one");
         },
     },
     Case {
-        state: "node-folder",
+        state: "node-directory",
         node: Some(1),
         exit: 3,
         begin: |bench| {
-            let folder = bench.array.node_folder(1);
-            std::fs::rename(&folder, bench.array.path("aside")).unwrap();
-            std::fs::create_dir(&folder).unwrap();
+            let directory = bench.cluster.node_directory(1);
+            std::fs::rename(&directory, bench.cluster.path("aside")).unwrap();
+            std::fs::create_dir(&directory).unwrap();
         },
         end: |bench| {
-            let folder = bench.array.node_folder(1);
-            let _ = std::fs::remove_dir_all(&folder);
-            std::fs::rename(bench.array.path("aside"), &folder).unwrap();
+            let directory = bench.cluster.node_directory(1);
+            let _ = std::fs::remove_dir_all(&directory);
+            std::fs::rename(bench.cluster.path("aside"), &directory).unwrap();
         },
     },
     Case {
@@ -281,10 +281,10 @@ const NODES: &[Case] = &[
         end: end_other,
     },
     Case {
-        state: "node-other-array",
+        state: "node-other-cluster",
         node: Some(7),
         exit: 3,
-        begin: of_another_array,
+        begin: of_another_cluster,
         end: end_other,
     },
 ];
@@ -299,15 +299,15 @@ fn node_states_have_name_exit_code_and_one_log_line() {
     all(Bench::start(options, Some(("node-2", "64m"))), NODES);
 }
 
-/// A node whose folder was an array's that is no more.
-fn of_another_array(bench: &mut Bench) {
+/// A node whose directory was a cluster's that is no more.
+fn of_another_cluster(bench: &mut Bench) {
     let mut never = Command::new(env!("CARGO_BIN_EXE_tidemill"));
     never.args(["--server", "unix:/nowhere", "node", "--id", "7"]);
-    never.args(["--listen", "127.0.0.1:0", "--folder"]);
-    never.arg(bench.array.path("other"));
+    never.args(["--listen", "127.0.0.1:0", "--data-dir"]);
+    never.arg(bench.cluster.path("other"));
     bench.spawn(&mut never);
-    let database = bench.array.path("other/node.db");
-    let set = "INSERT INTO identity VALUES ('array', x'0102030405060708')";
+    let database = bench.cluster.path("other/node.db");
+    let set = "INSERT INTO identity VALUES ('cluster', x'0102030405060708')";
     wait("it has a database", || {
         let said = said(
             Command::new("sqlite3")
@@ -329,22 +329,22 @@ const FILES: &[Case] = &[
         node: None,
         exit: 3,
         begin: |bench| assert!(bench.put("/four", &["--copies", "4"]).ok),
-        end: |bench| drop(bench.array.sh("rm four")),
+        end: |bench| drop(bench.cluster.sh("rm four")),
     },
     Case {
         state: "data-lost",
         node: None,
         exit: 4,
         begin: |bench| {
-            bench.array.sh("echo alone > h; sync h");
-            assert!(bench.array.run(&["scrub", "--wait", "/h"]).ok);
-            let object = bench.array.object_files("/h").remove(0);
+            bench.cluster.sh("echo alone > h; sync h");
+            assert!(bench.cluster.run(&["scrub", "--wait", "/h"]).ok);
+            let object = bench.cluster.object_files("/h").remove(0);
             std::fs::set_permissions(&object, PermissionsExt::from_mode(0o644)).unwrap();
             let mut file = std::fs::File::options().write(true).open(&object).unwrap();
             file.write_all(b"X").unwrap();
-            assert!(!bench.array.run(&["scrub", "--wait", "/h"]).ok);
+            assert!(!bench.cluster.run(&["scrub", "--wait", "/h"]).ok);
         },
-        end: |bench| drop(bench.array.sh("rm h")),
+        end: |bench| drop(bench.cluster.sh("rm h")),
     },
     Case {
         // The node of the intact copy is offline.
@@ -353,8 +353,8 @@ const FILES: &[Case] = &[
         exit: 4,
         begin: damage_a_copy,
         end: |bench| {
-            bench.array.start_node(0);
-            bench.array.wait_for_nodes(3);
+            bench.cluster.start_node(0);
+            bench.cluster.wait_for_nodes(3);
         },
     },
     Case {
@@ -364,15 +364,15 @@ const FILES: &[Case] = &[
         begin: |bench| {
             let rule = "name = \"bad\"; workdir = \"/w\"; pattern = \"*.txt\"; retries = 0;
                 task = { kernel = \"/bin/sh\"; args = [ \"-c\", \"exit 3\" ]; output = [ \"out\" ]; };";
-            let path = bench.array.path("bad.rule");
+            let path = bench.cluster.path("bad.rule");
             std::fs::write(&path, rule).unwrap();
-            bench.array.sh("mkdir w");
+            bench.cluster.sh("mkdir w");
             bench
-                .array
+                .cluster
                 .json(&["rule", "add", &path.display().to_string()]);
-            bench.array.sh("echo x > w/x.txt");
+            bench.cluster.sh("echo x > w/x.txt");
         },
-        end: |bench| assert!(bench.array.run(&["rule", "remove", "bad"]).ok),
+        end: |bench| assert!(bench.cluster.run(&["rule", "remove", "bad"]).ok),
     },
     Case {
         state: "files-unsealed",
@@ -380,17 +380,17 @@ const FILES: &[Case] = &[
         exit: 3,
         begin: |bench| {
             bench
-                .array
+                .cluster
                 .sh("mkdir e1; setfattr -n user.tidemill.node -v 1 e1");
-            let mut file = std::fs::File::create(bench.array.at("e1/open")).unwrap();
+            let mut file = std::fs::File::create(bench.cluster.at("e1/open")).unwrap();
             file.write_all(b"begun").unwrap();
             file.sync_all().unwrap();
-            bench.array.kill_mount();
+            bench.cluster.kill_mount();
             kill(bench);
         },
         end: |bench| {
             start(bench);
-            bench.array.start_mount();
+            bench.cluster.start_mount();
         },
     },
     Case {
@@ -399,10 +399,10 @@ const FILES: &[Case] = &[
         exit: 3,
         begin: |bench| {
             bench.lock("server/server.db");
-            // The server refuses the request, or makes the folder after the lock is released.
+            // The server refuses the request, or makes the directory after the lock is released.
             drop(
                 bench
-                    .array
+                    .cluster
                     .tidemill()
                     .args(["mkdir", "/waits"])
                     .spawn()
@@ -411,7 +411,7 @@ const FILES: &[Case] = &[
         },
         end: |bench| {
             bench.end_other();
-            bench.array.sh("mkdir unlocked");
+            bench.cluster.sh("mkdir unlocked");
         },
     },
     Case {
@@ -421,13 +421,13 @@ const FILES: &[Case] = &[
         begin: |bench| {
             bench.device.as_ref().unwrap().fill();
             let said = bench
-                .array
+                .cluster
                 .try_sh("for i in $(seq 100000); do mkdir full$i; done");
             assert!(said.err.contains("No space left"), "{}", said.err);
         },
         end: |bench| {
             bench.device.as_ref().unwrap().free();
-            bench.array.sh("mkdir -p again");
+            bench.cluster.sh("mkdir -p again");
         },
     },
     Case {
@@ -436,7 +436,7 @@ const FILES: &[Case] = &[
         exit: 3,
         begin: |bench| {
             bench.store.state().key = Some("me".into());
-            let keys = bench.array.path("keys");
+            let keys = bench.cluster.path("keys");
             std::fs::write(
                 &keys,
                 "access_key_id = \"me\"\nsecret_access_key = \"hush\"\n",
@@ -446,13 +446,13 @@ const FILES: &[Case] = &[
             let uri = format!("s3://bucket/top?endpoint=http://{}", bench.store.address);
             let keys = keys.display().to_string();
             bench
-                .array
+                .cluster
                 .add_node(&["--outside", &uri, "--outside-keys", &keys]);
             bench
-                .array
+                .cluster
                 .sh("mkdir s3; setfattr -n user.tidemill.node -v 3 s3");
             bench.store.state().key = Some("another".into());
-            bench.array.try_sh("echo refused > s3/refused");
+            bench.cluster.try_sh("echo refused > s3/refused");
         },
         end: |bench| bench.store.state().key = Some("me".into()),
     },
@@ -461,28 +461,28 @@ const FILES: &[Case] = &[
         node: Some(4),
         exit: 3,
         begin: |bench| {
-            let folder = bench.array.path("pfs");
-            std::fs::create_dir_all(&folder).unwrap();
-            let uri = format!("file://{}", folder.display());
-            bench.array.add_node(&["--outside", &uri]);
-            let there = folder.join("d/stored");
+            let directory = bench.cluster.path("pfs");
+            std::fs::create_dir_all(&directory).unwrap();
+            let uri = format!("file://{}", directory.display());
+            bench.cluster.add_node(&["--outside", &uri]);
+            let there = directory.join("d/stored");
             bench
-                .array
+                .cluster
                 .sh("mkdir d; setfattr -n user.tidemill.node -v 4 d; echo text > d/stored");
             wait("its files are outside", || there.exists());
-            bench.array.kill_node(4);
-            std::fs::rename(&folder, bench.array.path("unmounted")).unwrap();
-            std::fs::create_dir(&folder).unwrap();
-            bench.array.start_node(4);
-            bench.array.wait_for_nodes(5);
+            bench.cluster.kill_node(4);
+            std::fs::rename(&directory, bench.cluster.path("unmounted")).unwrap();
+            std::fs::create_dir(&directory).unwrap();
+            bench.cluster.start_node(4);
+            bench.cluster.wait_for_nodes(5);
         },
         end: |bench| {
-            bench.array.kill_node(4);
-            let folder = bench.array.path("pfs");
-            std::fs::remove_dir_all(&folder).unwrap();
-            std::fs::rename(bench.array.path("unmounted"), &folder).unwrap();
-            bench.array.start_node(4);
-            bench.array.wait_for_nodes(5);
+            bench.cluster.kill_node(4);
+            let directory = bench.cluster.path("pfs");
+            std::fs::remove_dir_all(&directory).unwrap();
+            std::fs::rename(bench.cluster.path("unmounted"), &directory).unwrap();
+            bench.cluster.start_node(4);
+            bench.cluster.wait_for_nodes(5);
         },
     },
 ];
@@ -501,43 +501,43 @@ fn file_states_have_name_exit_code_and_one_log_line() {
 fn damage_a_copy(bench: &mut Bench) {
     assert!(bench.put("/two", &["--node", "0", "--copies", "2"]).ok);
     let second = |bench: &Bench| -> Option<PathBuf> {
-        let layout = bench.array.json(&["layout", "/two"]);
+        let layout = bench.cluster.json(&["layout", "/two"]);
         let part = &layout["parts"][0];
         let object = part["object"].as_str()?.to_owned();
         let node = part["copies"][1]["node"].as_u64()?;
-        let folder = bench.array.node_folder(usize::try_from(node).ok()?);
-        Some(folder.join(format!("objects/{}/{object}", &object[14..])))
+        let directory = bench.cluster.node_directory(usize::try_from(node).ok()?);
+        Some(directory.join(format!("objects/{}/{object}", &object[14..])))
     };
     wait("it has two copies", || second(bench).is_some());
     let copy = second(bench).unwrap();
     wait("both are as they were written", || {
-        bench.array.run(&["scrub", "--wait", "/two"]).ok
+        bench.cluster.run(&["scrub", "--wait", "/two"]).ok
     });
-    bench.array.kill_node(0);
+    bench.cluster.kill_node(0);
     std::fs::set_permissions(&copy, PermissionsExt::from_mode(0o644)).unwrap();
     std::fs::write(&copy, "TEXT\n").unwrap();
-    bench.array.run(&["scrub", "--wait", "/two"]);
+    bench.cluster.run(&["scrub", "--wait", "/two"]);
 }
 
-/// Writes files until the array takes no more.
+/// Writes files until the cluster takes no more.
 fn fill(bench: &mut Bench) {
     wait("the node takes files", || {
-        bench.array.run(&["mkdir", "-p", "/large"]).ok && bench.put("/large/first", &[]).ok
+        bench.cluster.run(&["mkdir", "-p", "/large"]).ok && bench.put("/large/first", &[]).ok
     });
-    let local = bench.array.path("large").display().to_string();
+    let local = bench.cluster.path("large").display().to_string();
     for size in [8_000_000, 500_000] {
         std::fs::write(&local, vec![0; size]).unwrap();
         let put = |number: u32| {
             let to = format!("/large/{size}.{number}");
-            bench.array.run(&["put", &local, &to]).ok
+            bench.cluster.run(&["put", &local, &to]).ok
         };
         assert!((0..200).any(|number| !put(number)), "it is never full");
     }
 }
 
-/// A small array: no node, full nodes, an incomplete rebuild.
+/// A small cluster: no node, full nodes, an incomplete rebuild.
 #[test]
-fn small_array_states_have_name_exit_code_and_log_line() {
+fn small_cluster_states_have_name_exit_code_and_log_line() {
     let options = Options {
         nodes: 0,
         mount: false,
@@ -552,43 +552,46 @@ fn small_array_states_have_name_exit_code_and_log_line() {
         (code, &shown["states"][0]["name"]),
         (Some(3), &"no-node".into())
     );
-    bench.array.add_node(&[]);
+    bench.cluster.add_node(&[]);
     let full = Case {
-        state: "array-full",
+        state: "cluster-full",
         node: None,
         exit: 3,
         begin: fill,
-        end: |bench| assert!(bench.array.run(&["rm", "-r", "/large"]).ok),
+        end: |bench| assert!(bench.cluster.run(&["rm", "-r", "/large"]).ok),
     };
     (full.begin)(&mut bench);
     for command in ["health", "status"] {
-        wait("the full array is named", || {
+        wait("the full cluster is named", || {
             bench.find(command, &full).is_some()
         });
     }
     assert_eq!(bench.json("health").0, Some(full.exit));
     (full.end)(&mut bench);
-    wait("the array takes files again", || {
+    wait("the cluster takes files again", || {
         bench.find("health", &full).is_none()
     });
     wait("there is space again", || bench.put("/kept", &[]).ok);
-    bench.array.wait_for_notes();
-    let object = bench.array.object_files("/kept").remove(0);
-    bench.array.kill_server();
+    bench.cluster.wait_for_notes();
+    let object = bench.cluster.object_files("/kept").remove(0);
+    bench.cluster.kill_server();
     std::fs::remove_file(object).unwrap();
     for suffix in ["", "-wal", "-shm"] {
-        let _ = std::fs::remove_file(bench.array.path(&format!("server/server.db{suffix}")));
+        let _ = std::fs::remove_file(bench.cluster.path(&format!("server/server.db{suffix}")));
     }
-    let (server, node) = (bench.array.path("server"), bench.array.node_folder(0));
+    let (server, node) = (
+        bench.cluster.path("server"),
+        bench.cluster.node_directory(0),
+    );
     let paths = [server, node].map(|path| path.display().to_string());
     let rebuilt = bench
-        .array
-        .run(&["--json", "rebuild", "--folder", &paths[0], &paths[1]]);
+        .cluster
+        .run(&["--json", "rebuild", "--data-dir", &paths[0], &paths[1]]);
     assert_eq!(rebuilt.code, Some(1), "{}{}", rebuilt.out, rebuilt.err);
     let members: Value = serde_json::from_str(&rebuilt.out).unwrap();
     assert_eq!(members["members"], serde_json::json!([0]));
-    bench.array.start_server();
-    bench.array.wait_for_nodes(1);
+    bench.cluster.start_server();
+    bench.cluster.wait_for_nodes(1);
     let less = Case {
         state: "rebuilt-incomplete",
         node: None,
@@ -612,36 +615,40 @@ fn removed_node_stays_out_after_rebuild() {
         return;
     };
     assert!(bench.put("/kept", &["--node", "0"]).ok);
-    bench.array.wait_for_notes();
-    let array = &mut bench.array;
-    assert!(array.run(&["node", "drain", "2", "--wait"]).ok);
-    wait("it is taken out", || array.run(&["node", "remove", "2"]).ok);
-    wait("its process has ended", || array.node_code(2) == Some(3));
-    array.start_node(2);
-    wait("it does not start again", || array.node_code(2) == Some(3));
-    let log = array.log("node-2.log");
+    bench.cluster.wait_for_notes();
+    let cluster = &mut bench.cluster;
+    assert!(cluster.run(&["node", "drain", "2", "--wait"]).ok);
+    wait("it is taken out", || {
+        cluster.run(&["node", "remove", "2"]).ok
+    });
+    wait("its process has ended", || cluster.node_code(2) == Some(3));
+    cluster.start_node(2);
+    wait("it does not start again", || {
+        cluster.node_code(2) == Some(3)
+    });
+    let log = cluster.log("node-2.log");
     assert_eq!(
-        log.matches("was taken out of the array, and does not start")
+        log.matches("was taken out of the cluster, and does not start")
             .count(),
         2,
         "{log}"
     );
-    array.kill_server();
+    cluster.kill_server();
     for suffix in ["", "-wal", "-shm"] {
-        let _ = std::fs::remove_file(array.path(&format!("server/server.db{suffix}")));
+        let _ = std::fs::remove_file(cluster.path(&format!("server/server.db{suffix}")));
     }
-    let server = array.path("server").display().to_string();
-    let folders = [0, 1, 2].map(|index| array.node_folder(index).display().to_string());
-    let [zero, one, two] = folders.each_ref().map(String::as_str);
-    let rebuilt = array.json(&["rebuild", "--folder", &server, zero, one, two]);
+    let server = cluster.path("server").display().to_string();
+    let directories = [0, 1, 2].map(|index| cluster.node_directory(index).display().to_string());
+    let [zero, one, two] = directories.each_ref().map(String::as_str);
+    let rebuilt = cluster.json(&["rebuild", "--data-dir", &server, zero, one, two]);
     assert_eq!(rebuilt["members"], serde_json::json!([0, 1]));
     assert_eq!(rebuilt["removed"], serde_json::json!([2]));
-    array.start_server();
-    array.wait_for_nodes(2);
-    assert_eq!(array.run(&["cat", "/kept"]).out, "text\n");
+    cluster.start_server();
+    cluster.wait_for_nodes(2);
+    assert_eq!(cluster.run(&["cat", "/kept"]).out, "text\n");
     // Without its mark it is not let in, either.
     let forget = "DELETE FROM identity WHERE key = 'removed'";
-    let database = array.node_folder(2).join("node.db");
+    let database = cluster.node_directory(2).join("node.db");
     assert!(
         said(
             Command::new("sqlite3")
@@ -652,9 +659,9 @@ fn removed_node_stays_out_after_rebuild() {
         )
         .ok
     );
-    array.start_node(2);
-    wait("it is refused", || array.node_code(2) == Some(3));
-    let nodes = array.json(&["status"])["nodes"].as_array().unwrap().len();
+    cluster.start_node(2);
+    wait("it is refused", || cluster.node_code(2) == Some(3));
+    let nodes = cluster.json(&["status"])["nodes"].as_array().unwrap().len();
     assert_eq!(nodes, 2);
 }
 
@@ -669,7 +676,7 @@ fn files_of_abandoned_node_are_lost_for_good() {
         return;
     };
     assert!(bench.put("/gone", &["--node", "1"]).ok);
-    bench.array.kill_node(1);
+    bench.cluster.kill_node(1);
     let lost = |bench: &Bench| {
         let (code, shown) = bench.json("health");
         let names: Vec<Value> = shown["states"]
@@ -685,15 +692,15 @@ fn files_of_abandoned_node_are_lost_for_good() {
     assert_eq!(names, ["data-unavailable", "node-away"]);
     assert_eq!(files[0]["what"], "its nodes do not answer");
     wait("it is given up", || {
-        bench.array.run(&["node", "remove", "1", "--lose"]).ok
+        bench.cluster.run(&["node", "remove", "1", "--lose"]).ok
     });
     let (code, names, files) = lost(&bench);
     assert_eq!(
         (code, names.as_slice()),
         (Some(4), &["data-lost".into()][..])
     );
-    assert_eq!(files[0]["what"], "its nodes were taken out of the array");
-    assert!(bench.array.run(&["rm", "/gone"]).ok);
+    assert_eq!(files[0]["what"], "its nodes were taken out of the cluster");
+    assert!(bench.cluster.run(&["rm", "/gone"]).ok);
     wait("all is well", || lost(&bench).0 == Some(0));
 }
 
@@ -706,14 +713,14 @@ fn failing_commands_and_processes_name_their_state() {
         remote: true,
         ..Options::default()
     };
-    let Some(mut array) = Array::with(options) else {
+    let Some(mut cluster) = Cluster::with(options) else {
         return;
     };
-    let broken = array.path("broken");
+    let broken = cluster.path("broken");
     std::fs::create_dir(&broken).unwrap();
     std::fs::write(broken.join("node.db"), vec![7; 8192]).unwrap();
-    let forged = array.path("forged");
-    let token = std::fs::read_to_string(array.token_file()).unwrap();
+    let forged = cluster.path("forged");
+    let token = std::fs::read_to_string(cluster.token_file()).unwrap();
     let line = token
         .lines()
         .find(|line| line.starts_with("token: "))
@@ -721,37 +728,37 @@ fn failing_commands_and_processes_name_their_state() {
     let other = format!("token: {}", "0".repeat(line.len() - "token: ".len()));
     std::fs::write(&forged, token.replace(line, &other)).unwrap();
     std::fs::set_permissions(&forged, PermissionsExt::from_mode(0o600)).unwrap();
-    let (address, own) = (array.address(), array.token_file());
+    let (address, own) = (cluster.address(), cluster.token_file());
     let port = address.split_once("//").unwrap().1.to_owned();
     let text = |path: &Path| path.display().to_string();
-    let node = |folder: PathBuf, id: &str, listen: &str| -> Vec<String> {
-        let words = ["node", "--id", id, "--listen", listen, "--folder"];
+    let node = |directory: PathBuf, id: &str, listen: &str| -> Vec<String> {
+        let words = ["node", "--id", id, "--listen", listen, "--data-dir"];
         words
             .map(str::to_owned)
             .into_iter()
-            .chain([text(&folder)])
+            .chain([text(&directory)])
             .collect()
     };
-    let server = |folder: &str| {
-        let words = ["server", "--listen", "127.0.0.1:0", "--folder"];
+    let server = |directory: &str| {
+        let words = ["server", "--listen", "127.0.0.1:0", "--data-dir"];
         words
             .map(str::to_owned)
             .into_iter()
-            .chain([text(&array.path(folder))])
+            .chain([text(&cluster.path(directory))])
             .collect::<Vec<String>>()
     };
     let any = "127.0.0.1:0";
     let commands: BTreeMap<&str, Vec<String>> = [
         ("token-refused", vec!["ls".to_owned(), "/".to_owned()]),
-        ("other-folder", node(array.node_folder(0), "5", any)),
-        ("port-taken", node(array.path("fresh"), "6", &port)),
+        ("other-directory", node(cluster.node_directory(0), "5", any)),
+        ("port-taken", node(cluster.path("fresh"), "6", &port)),
         ("database-broken", node(broken, "7", any)),
-        ("folder-in-use", server("server")),
+        ("directory-in-use", server("server")),
     ]
     .into();
     for (state, args) in commands {
-        if state == "other-folder" {
-            array.kill_node(0);
+        if state == "other-directory" {
+            cluster.kill_node(0);
         }
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
         let token = if state == "token-refused" {
@@ -765,12 +772,12 @@ fn failing_commands_and_processes_name_their_state() {
             .args(args);
         named(&said(command.output().unwrap()), state, 1);
     }
-    without_server(&mut array);
+    without_server(&mut cluster);
 }
 
-fn without_server(array: &mut Array) {
-    array.kill_server();
-    named(&array.run(&["--json", "health"]), "server-away", 1);
+fn without_server(cluster: &mut Cluster) {
+    cluster.kill_server();
+    named(&cluster.run(&["--json", "health"]), "server-away", 1);
     let nowhere = tempfile::tempdir().unwrap();
     let mut unnamed = Command::new(env!("CARGO_BIN_EXE_tidemill"));
     unnamed

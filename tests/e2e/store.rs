@@ -1,17 +1,17 @@
 //! Tests a full disk of the server's database, and its recovery.
 
-use crate::array::{Array, Device, Options, wait};
+use crate::cluster::{Cluster, Device, Options, wait};
 
-fn trouble(array: &Array) -> String {
-    let status = array.json(&["status"]);
+fn trouble(cluster: &Cluster) -> String {
+    let status = cluster.json(&["status"]);
     status["trouble"].as_str().unwrap().to_owned()
 }
 
-/// Makes folders until there is no space for another; returns their number.
-fn make_folders(array: &Array, from: usize) -> usize {
+/// Makes directories until there is no space for another; returns their number.
+fn make_directories(cluster: &Cluster, from: usize) -> usize {
     let mut made = from;
     loop {
-        let said = array.try_sh(&format!("mkdir w/{made}"));
+        let said = cluster.try_sh(&format!("mkdir w/{made}"));
         if !said.ok {
             assert!(said.err.contains("No space left on device"), "{}", said.err);
             return made;
@@ -23,30 +23,30 @@ fn make_folders(array: &Array, from: usize) -> usize {
 #[test]
 fn names_and_jobs_resume_when_disk_has_space() {
     let mut disk = None;
-    let made = Array::prepared(Options::default(), |array| {
-        disk = Some(Device::new(array.path("server"), "6m"));
+    let made = Cluster::prepared(Options::default(), |cluster| {
+        disk = Some(Device::new(cluster.path("server"), "6m"));
     });
-    let (Some(mut array), Some(disk)) = (made, disk) else {
+    let (Some(mut cluster), Some(disk)) = (made, disk) else {
         return;
     };
-    array.sh("mkdir w; echo 3 > w/in; sync w/in");
+    cluster.sh("mkdir w; echo 3 > w/in; sync w/in");
     let copy = r#"name = "copy"; workdir = "/w"; tasks = (
         { name = "one"; kernel = "/bin/sh"; args = ["-c", "sleep 6; cat in > mid"];
           input = ["in"]; output = ["mid"]; },
         { name = "two"; kernel = "/bin/cp"; args = ["mid", "out"]; input = ["mid"]; output = ["out"]; } );"#;
-    let job = array.submit(copy);
+    let job = cluster.submit(copy);
     wait("the job runs", || {
-        array.job(job)["tasks"][0]["state"] == "running"
+        cluster.job(job)["tasks"][0]["state"] == "running"
     });
 
     disk.fill();
-    let made = make_folders(&array, 0);
+    let made = make_directories(&cluster, 0);
     assert!(
-        trouble(&array).contains("free some space"),
+        trouble(&cluster).contains("free some space"),
         "{}",
-        trouble(&array)
+        trouble(&cluster)
     );
-    let refused = array.try_submit(copy);
+    let refused = cluster.try_submit(copy);
     assert!(
         !refused.ok && refused.err.contains("free some space"),
         "{}",
@@ -54,82 +54,82 @@ fn names_and_jobs_resume_when_disk_has_space() {
     );
     // The task ends after a while, and the end cannot be stored.
     wait("the dispatcher waits", || {
-        trouble(&array).starts_with("jobs wait: ")
+        trouble(&cluster).starts_with("jobs wait: ")
     });
-    let names = array.try_sh("cat w/out");
+    let names = cluster.try_sh("cat w/out");
     assert!(!names.ok, "not before it is kept");
 
     disk.free();
-    array.done(job);
-    assert_eq!(array.sh("cat w/out").trim(), "3");
-    assert_eq!(trouble(&array), "");
-    array.sh(&format!("mkdir w/{made}"));
+    cluster.done(job);
+    assert_eq!(cluster.sh("cat w/out").trim(), "3");
+    assert_eq!(trouble(&cluster), "");
+    cluster.sh(&format!("mkdir w/{made}"));
 
     // The server is killed with a full disk, and restarted with free space.
     disk.fill();
-    let more = make_folders(&array, made + 1);
-    array.kill_server();
+    let more = make_directories(&cluster, made + 1);
+    cluster.kill_server();
     disk.free();
-    array.start_server();
-    array.wait_for_nodes(2);
-    for folder in 0..more {
+    cluster.start_server();
+    cluster.wait_for_nodes(2);
+    for directory in 0..more {
         assert!(
-            array.at(&format!("w/{folder}")).is_dir(),
-            "{folder} of {more}"
+            cluster.at(&format!("w/{directory}")).is_dir(),
+            "{directory} of {more}"
         );
     }
-    array.sh(&format!("mkdir w/{more}"));
+    cluster.sh(&format!("mkdir w/{more}"));
     let again = copy.replace("sleep 6; ", "").replace("mid", "mid2");
-    array.done(array.submit(&again.replace("\"out\"", "\"out2\"")));
+    cluster.done(cluster.submit(&again.replace("\"out\"", "\"out2\"")));
 
     // A job is deleted completely, or not at all.
     disk.fill();
-    let made = make_folders(&array, more + 1);
-    let whole = array.json(&["jobs", &job.to_string()]);
-    let refused = array.run(&["jobs", "--delete", &job.to_string()]);
+    let made = make_directories(&cluster, more + 1);
+    let whole = cluster.json(&["jobs", &job.to_string()]);
+    let refused = cluster.run(&["jobs", "--delete", &job.to_string()]);
     assert!(
         !refused.ok && refused.err.contains("free some space"),
         "{made}: {}{}",
         refused.out,
         refused.err
     );
-    assert_eq!(array.json(&["jobs", &job.to_string()]), whole);
+    assert_eq!(cluster.json(&["jobs", &job.to_string()]), whole);
     disk.free();
-    assert!(array.run(&["jobs", "--delete", &job.to_string()]).ok);
-    assert!(!array.run(&["jobs", &job.to_string()]).ok);
+    assert!(cluster.run(&["jobs", "--delete", &job.to_string()]).ok);
+    assert!(!cluster.run(&["jobs", &job.to_string()]).ok);
 }
 
 #[test]
 fn files_and_jobs_are_removed_on_full_disk() {
     let mut disk = None;
-    let made = Array::prepared(Options::default(), |array| {
-        disk = Some(Device::new(array.path("server"), "40m"));
+    let made = Cluster::prepared(Options::default(), |cluster| {
+        disk = Some(Device::new(cluster.path("server"), "40m"));
     });
-    let (Some(mut array), Some(disk)) = (made, disk) else {
+    let (Some(mut cluster), Some(disk)) = (made, disk) else {
         return;
     };
-    array.sh("mkdir w; for n in $(seq 200); do echo $n > w/f$n; done; sync w");
+    cluster.sh("mkdir w; for n in $(seq 200); do echo $n > w/f$n; done; sync w");
     let copy = r#"name = "copy"; workdir = "/w"; tasks = (
         { name = "one"; kernel = "/bin/cp"; args = ["f1", "out"]; input = ["f1"]; output = ["out"]; } );"#;
-    let job = array.submit(copy);
-    array.done(job);
+    let job = cluster.submit(copy);
+    cluster.done(job);
 
     disk.fill();
-    make_folders(&array, 0);
-    array.sh("for n in $(seq 1 100); do rm w/f$n; done; : > w/f101");
-    assert!(array.run(&["jobs", "--delete", &job.to_string()]).ok);
+    make_directories(&cluster, 0);
+    cluster.sh("for n in $(seq 1 100); do rm w/f$n; done; : > w/f101");
+    assert!(cluster.run(&["jobs", "--delete", &job.to_string()]).ok);
 
     // The same applies at the start.
-    array.kill_server();
-    array.start_server();
-    array.wait_for_nodes(2);
-    array.sh("for n in $(seq 102 200); do rm w/f$n; done");
+    cluster.kill_server();
+    cluster.start_server();
+    cluster.wait_for_nodes(2);
+    cluster.sh("for n in $(seq 102 200); do rm w/f$n; done");
 
     disk.free();
-    array.sh("mkdir w/more");
-    wait("the server has room", || trouble(&array).is_empty());
-    array.done(
-        array.submit(
+    cluster.sh("mkdir w/more");
+    wait("the server has room", || trouble(&cluster).is_empty());
+    cluster.done(
+        cluster.submit(
             &copy
                 .replace("\"f1\"", "\"f101\"")
                 .replace("\"out\"", "\"out2\""),

@@ -1,15 +1,15 @@
-//! Tests files on several nodes, in an array of real processes.
+//! Tests files on several nodes, in a cluster of real processes.
 
-use crate::array::{Array, Options, wait};
 use crate::chance::Chance;
+use crate::cluster::{Cluster, Options, wait};
 use serde_json::Value;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-fn three(remote: bool) -> Option<Array> {
-    Array::with(Options {
+fn three(remote: bool) -> Option<Cluster> {
+    Cluster::with(Options {
         nodes: 3,
         remote,
         ..Options::default()
@@ -17,68 +17,68 @@ fn three(remote: bool) -> Option<Array> {
 }
 
 /// Returns the object files of a striped file's parts.
-fn parts(array: &Array, path: &str) -> Vec<PathBuf> {
-    let layout = array.json(&["layout", path]);
+fn parts(cluster: &Cluster, path: &str) -> Vec<PathBuf> {
+    let layout = cluster.json(&["layout", path]);
     assert_eq!(layout["layout"], "striped", "{layout}");
-    array.object_files(path)
+    cluster.object_files(path)
 }
 
-fn put(array: &Array, bytes: &[u8], flags: &[&str], path: &str) {
-    let local = array.path("local");
+fn put(cluster: &Cluster, bytes: &[u8], flags: &[&str], path: &str) {
+    let local = cluster.path("local");
     std::fs::write(&local, bytes).unwrap();
-    let said = array.run(&[&["put"], flags, &[local.to_str().unwrap(), path]].concat());
+    let said = cluster.run(&[&["put"], flags, &[local.to_str().unwrap(), path]].concat());
     assert!(said.ok, "{}", said.err);
 }
 
-fn got(array: &Array, path: &str) -> Vec<u8> {
-    let local = array.path("got");
-    let said = array.run(&["get", path, local.to_str().unwrap()]);
+fn got(cluster: &Cluster, path: &str) -> Vec<u8> {
+    let local = cluster.path("got");
+    let said = cluster.run(&["get", path, local.to_str().unwrap()]);
     assert!(said.ok, "{}", said.err);
     std::fs::read(local).unwrap()
 }
 
-fn sealed(array: &Array, path: &str) {
+fn sealed(cluster: &Cluster, path: &str) {
     wait("the file is sealed", || {
-        array.json(&["ls", path])["entries"][0]["writing"] != true
+        cluster.json(&["ls", path])["entries"][0]["writing"] != true
     });
 }
 
 #[test]
 fn striped_file_is_read_back_from_all_nodes() {
     for remote in [false, true] {
-        let Some(array) = three(remote) else { return };
-        array.sh("mkdir d");
-        assert!(array.run(&["stripe", "/d", "64KiB"]).ok);
-        assert_eq!(array.run(&["stripe", "/d"]).out, "/d: 64KiB\n");
+        let Some(cluster) = three(remote) else { return };
+        cluster.sh("mkdir d");
+        assert!(cluster.run(&["stripe", "/d", "64KiB"]).ok);
+        assert_eq!(cluster.run(&["stripe", "/d"]).out, "/d: 64KiB\n");
         let mut chance = Chance(7);
         let bytes = chance.bytes((5 << 20) + 123);
-        std::fs::write(array.at("d/f"), &bytes).unwrap();
-        assert!(std::fs::read(array.at("d/f")).unwrap() == bytes);
-        sealed(&array, "/d/f");
-        assert!(got(&array, "/d/f") == bytes);
+        std::fs::write(cluster.at("d/f"), &bytes).unwrap();
+        assert!(std::fs::read(cluster.at("d/f")).unwrap() == bytes);
+        sealed(&cluster, "/d/f");
+        assert!(got(&cluster, "/d/f") == bytes);
         // Each part consists of the file's stripes, one after the other.
-        for (index, part) in parts(&array, "/d/f").iter().enumerate() {
+        for (index, part) in parts(&cluster, "/d/f").iter().enumerate() {
             let stripes = bytes.chunks(64 << 10).skip(index).step_by(3);
             assert!(std::fs::read(part).unwrap() == stripes.collect::<Vec<_>>().concat());
         }
-        let said = array.sh("stat -c %s d/f; getfattr --only-values -n user.tidemill.stripe d/f; echo x >> d/f; tail -c 2 d/f");
+        let said = cluster.sh("stat -c %s d/f; getfattr --only-values -n user.tidemill.stripe d/f; echo x >> d/f; tail -c 2 d/f");
         assert_eq!(said, format!("{}\n64KiB,3x\n", bytes.len()));
-        sealed(&array, "/d/f");
-        assert!(got(&array, "/d/f") == [&bytes[..], b"x\n"].concat());
-        put(&array, &bytes[..1 << 20], &["--stripe", "4096,2"], "/g");
-        assert!(std::fs::read(array.at("g")).unwrap() == bytes[..1 << 20]);
-        assert_eq!(parts(&array, "/g").len(), 2);
-        put(&array, b"", &["--stripe", "1MiB"], "/empty");
-        assert_eq!(std::fs::read(array.at("empty")).unwrap(), b"");
-        assert_eq!(got(&array, "/empty"), b"");
-        let check = array.run(&["check", "--age", "0"]);
+        sealed(&cluster, "/d/f");
+        assert!(got(&cluster, "/d/f") == [&bytes[..], b"x\n"].concat());
+        put(&cluster, &bytes[..1 << 20], &["--stripe", "4096,2"], "/g");
+        assert!(std::fs::read(cluster.at("g")).unwrap() == bytes[..1 << 20]);
+        assert_eq!(parts(&cluster, "/g").len(), 2);
+        put(&cluster, b"", &["--stripe", "1MiB"], "/empty");
+        assert_eq!(std::fs::read(cluster.at("empty")).unwrap(), b"");
+        assert_eq!(got(&cluster, "/empty"), b"");
+        let check = cluster.run(&["check", "--age", "0"]);
         assert!(check.ok, "{}{}", check.out, check.err);
-        let all = [parts(&array, "/d/f"), parts(&array, "/g")].concat();
-        array.sh("rm d/f g");
+        let all = [parts(&cluster, "/d/f"), parts(&cluster, "/g")].concat();
+        cluster.sh("rm d/f g");
         wait("all parts are removed", || {
             all.iter().all(|part| !part.exists())
         });
-        let check = array.run(&["check", "--age", "0"]);
+        let check = cluster.run(&["check", "--age", "0"]);
         assert!(check.ok, "{}{}", check.out, check.err);
     }
 }
@@ -102,12 +102,12 @@ fn change(chance: &mut Chance, file: &File, bytes: &[u8]) {
 #[test]
 fn random_writes_to_striped_file_match_plain_file() {
     for remote in [false, true] {
-        let Some(array) = three(remote) else { return };
-        array.sh("mkdir d");
-        assert!(array.run(&["stripe", "/d", "8KiB,3"]).ok);
+        let Some(cluster) = three(remote) else { return };
+        cluster.sh("mkdir d");
+        assert!(cluster.run(&["stripe", "/d", "8KiB,3"]).ok);
         let mut chance = Chance(11);
         let bytes = chance.bytes(300_000);
-        let (ours, model) = (array.at("d/f"), array.path("model"));
+        let (ours, model) = (cluster.at("d/f"), cluster.path("model"));
         let open = |path: &Path| {
             let mut options = OpenOptions::new();
             options.read(true).write(true).create(true).truncate(false);
@@ -126,8 +126,8 @@ fn random_writes_to_striped_file_match_plain_file() {
             }
             let written = std::fs::read(&model).unwrap();
             assert!(std::fs::read(&ours).unwrap() == written, "{remote} {round}");
-            sealed(&array, "/d/f");
-            assert!(got(&array, "/d/f") == written, "{remote} {round}");
+            sealed(&cluster, "/d/f");
+            assert!(got(&cluster, "/d/f") == written, "{remote} {round}");
         }
     }
 }
@@ -135,22 +135,22 @@ fn random_writes_to_striped_file_match_plain_file() {
 #[test]
 fn striped_file_of_dead_mount_is_sealed_with_its_bytes() {
     for remote in [false, true] {
-        let Some(mut array) = three(remote) else {
+        let Some(mut cluster) = three(remote) else {
             return;
         };
-        array.sh("mkdir d");
-        assert!(array.run(&["stripe", "/d", "64KiB"]).ok);
+        cluster.sh("mkdir d");
+        assert!(cluster.run(&["stripe", "/d", "64KiB"]).ok);
         let bytes = Chance(5).bytes(1 << 20);
-        let mut file = File::create(array.at("d/f")).unwrap();
+        let mut file = File::create(cluster.at("d/f")).unwrap();
         file.write_all(&bytes).unwrap();
         file.sync_all().unwrap();
-        array.kill_mount();
+        cluster.kill_mount();
         drop(file);
         wait("the server seals it", || {
-            array.json(&["ls", "/d/f"])["entries"][0]["size"] == 1 << 20
+            cluster.json(&["ls", "/d/f"])["entries"][0]["size"] == 1 << 20
         });
-        assert!(got(&array, "/d/f") == bytes);
-        let check = array.run(&["check", "--age", "0"]);
+        assert!(got(&cluster, "/d/f") == bytes);
+        let check = cluster.run(&["check", "--age", "0"]);
         assert!(check.ok, "{}{}", check.out, check.err);
     }
 }
@@ -158,12 +158,12 @@ fn striped_file_of_dead_mount_is_sealed_with_its_bytes() {
 #[test]
 fn tasks_read_striped_file_as_one_on_any_node() {
     for remote in [false, true] {
-        let Some(array) = three(remote) else { return };
-        array.sh("mkdir d");
-        assert!(array.run(&["stripe", "/d", "64KiB"]).ok);
+        let Some(cluster) = three(remote) else { return };
+        cluster.sh("mkdir d");
+        assert!(cluster.run(&["stripe", "/d", "64KiB"]).ok);
         let bytes = Chance(3).bytes((1 << 20) + 77);
-        std::fs::write(array.at("d/f"), &bytes).unwrap();
-        let sum = array.sh("sha256sum < d/f");
+        std::fs::write(cluster.at("d/f"), &bytes).unwrap();
+        let sum = cluster.sh("sha256sum < d/f");
         let task = |node: u32| {
             format!(
                 r#"{{ name = "t{node}"; kernel = "/usr/bin/sha256sum"; stdin = "d/f"; input = ["d/f"];
@@ -175,12 +175,12 @@ fn tasks_read_striped_file_as_one_on_any_node() {
         let tasks = [task(0), task(1), task(2), free.to_owned()].join(",");
         let script =
             format!(r#"name = "j"; workdir = "/"; policy = "input-locality"; tasks = ({tasks});"#);
-        array.done(array.submit(&script));
+        cluster.done(cluster.submit(&script));
         for output in ["o", "o0", "o1", "o2"] {
-            assert_eq!(array.sh(&format!("cat {output}")), sum);
+            assert_eq!(cluster.sh(&format!("cat {output}")), sum);
         }
         // Two of three parts were transferred.
-        let jobs = array.json(&["jobs", "1"]);
+        let jobs = cluster.json(&["jobs", "1"]);
         let tasks = jobs["tasks"].as_array().unwrap().iter();
         // A task that ran at the same time as the first may have transferred it for both.
         let there = tasks.filter(|task| task["node"] == 0);
@@ -188,8 +188,8 @@ fn tasks_read_striped_file_as_one_on_any_node() {
             .map(|task| task["moved_bytes"].as_u64().unwrap())
             .sum();
         assert!((640 << 10..=768 << 10).contains(&moved), "{moved}");
-        // An output of a job in such a folder is a normal file.
-        let lineage = array.run(&["lineage", "/o1"]);
+        // An output of a job in such a directory is a normal file.
+        let lineage = cluster.run(&["lineage", "/o1"]);
         assert!(
             lineage.ok && lineage.out.contains("d/f"),
             "{}{}",
@@ -200,118 +200,118 @@ fn tasks_read_striped_file_as_one_on_any_node() {
 }
 
 #[test]
-fn rebuilt_array_has_its_striped_files() {
-    let Some(mut array) = three(false) else {
+fn rebuilt_cluster_has_its_striped_files() {
+    let Some(mut cluster) = three(false) else {
         return;
     };
-    array.sh("mkdir d; setfattr -n user.tidemill.stripe -v 4096 d");
+    cluster.sh("mkdir d; setfattr -n user.tidemill.stripe -v 4096 d");
     let bytes = Chance(9).bytes(100_000);
-    std::fs::write(array.at("d/f"), &bytes).unwrap();
-    array.sh("mv d/f d/g; setfattr -n user.tidemill.copies -v 2 d; head -c 50000 d/g > d/h");
+    std::fs::write(cluster.at("d/f"), &bytes).unwrap();
+    cluster.sh("mv d/f d/g; setfattr -n user.tidemill.copies -v 2 d; head -c 50000 d/g > d/h");
     wait("all parts are copied", || {
-        let layout = array.json(&["layout", "/d/h"]);
+        let layout = cluster.json(&["layout", "/d/h"]);
         let parts = layout["parts"].as_array().unwrap();
         parts.iter().all(|part| {
             let copies = part["copies"].as_array().unwrap();
             copies.len() == 2 && copies.iter().all(|copy| copy["state"] == "current")
         })
     });
-    let lost = array.node_folder(0);
-    array.wait_for_notes();
-    let said = array.rebuild();
+    let lost = cluster.node_directory(0);
+    cluster.wait_for_notes();
+    let said = cluster.rebuild();
     assert_eq!(
         (&said["missing"], &said["unnoted"]),
         (&Value::from([0; 0]), &Value::from([0; 0])),
         "{said}"
     );
-    assert!(std::fs::read(array.at("d/g")).unwrap() == bytes);
-    assert!(std::fs::read(array.at("d/h")).unwrap() == bytes[..50_000]);
-    let check = array.run(&["check", "--age", "0"]);
+    assert!(std::fs::read(cluster.at("d/g")).unwrap() == bytes);
+    assert!(std::fs::read(cluster.at("d/h")).unwrap() == bytes[..50_000]);
+    let check = cluster.run(&["check", "--age", "0"]);
     assert!(check.ok, "{}{}", check.out, check.err);
     // Each part has a copy on another node.
-    array.kill_node(0);
-    std::fs::rename(&lost, array.path("lost")).unwrap();
-    assert!(got(&array, "/d/h") == bytes[..50_000]);
-    assert!(std::fs::read(array.at("d/h")).unwrap() == bytes[..50_000]);
+    cluster.kill_node(0);
+    std::fs::rename(&lost, cluster.path("lost")).unwrap();
+    assert!(got(&cluster, "/d/h") == bytes[..50_000]);
+    assert!(std::fs::read(cluster.at("d/h")).unwrap() == bytes[..50_000]);
 }
 
 #[test]
 fn invalid_striping_is_refused_with_reason() {
-    let Some(array) = three(false) else { return };
-    array.sh("mkdir d; echo x > f");
+    let Some(cluster) = three(false) else { return };
+    cluster.sh("mkdir d; echo x > f");
     for bad in ["0", "1000", "1MB", "x", "4096,0", "4096,9999", "2GiB"] {
-        let said = array.run(&["stripe", "/d", bad]);
+        let said = cluster.run(&["stripe", "/d", bad]);
         assert!(!said.ok && said.err.contains(bad), "{}", said.err);
         assert!(
-            !array
+            !cluster
                 .try_sh(&format!("setfattr -n user.tidemill.stripe -v {bad} d"))
                 .ok
         );
-        let local = array.path("local");
+        let local = cluster.path("local");
         std::fs::write(&local, "x").unwrap();
-        let said = array.run(&["put", "--stripe", bad, local.to_str().unwrap(), "/g"]);
+        let said = cluster.run(&["put", "--stripe", bad, local.to_str().unwrap(), "/g"]);
         assert!(!said.ok, "{bad}");
     }
     // The stripe count exceeds the number of nodes.
-    assert!(array.run(&["stripe", "/d", "4096,4"]).ok);
-    let said = array.try_sh("echo x > d/g");
+    assert!(cluster.run(&["stripe", "/d", "4096,4"]).ok);
+    let said = cluster.try_sh("echo x > d/g");
     assert!(
         !said.ok && said.err.contains("Invalid argument"),
         "{}",
         said.err
     );
-    let local = array.path("local");
-    let said = array.run(&["put", local.to_str().unwrap(), "/d/g"]);
+    let local = cluster.path("local");
+    let said = cluster.run(&["put", local.to_str().unwrap(), "/d/g"]);
     assert!(
         !said.ok && said.err.contains("4 nodes: 3 are up"),
         "{}",
         said.err
     );
-    let said = array.run(&["stripe", "/f", "4096"]);
+    let said = cluster.run(&["stripe", "/f", "4096"]);
     assert!(
         !said.ok && said.err.contains("/f is a file"),
         "{}",
         said.err
     );
     assert!(
-        !array
+        !cluster
             .try_sh("setfattr -n user.tidemill.stripe -v 4096 f")
             .ok
     );
-    // A subfolder may have another setting.
-    assert!(array.run(&["stripe", "/d", "off"]).ok);
-    array.sh("echo x > d/g");
-    assert_eq!(array.json(&["layout", "/d/g"])["layout"], "whole");
+    // A subdirectory may have another setting.
+    assert!(cluster.run(&["stripe", "/d", "off"]).ok);
+    cluster.sh("echo x > d/g");
+    assert_eq!(cluster.json(&["layout", "/d/g"])["layout"], "whole");
 }
 
 #[test]
 fn parts_leave_drained_node_unnoticed_by_readers() {
     for remote in [false, true] {
-        let Some(mut array) = three(remote) else {
+        let Some(mut cluster) = three(remote) else {
             return;
         };
-        array.sh("mkdir d; setfattr -n user.tidemill.stripe -v 16KiB,2 d");
+        cluster.sh("mkdir d; setfattr -n user.tidemill.stripe -v 16KiB,2 d");
         let bytes = Chance(13).bytes(200_000);
         for name in ["a", "b", "c"] {
-            std::fs::write(array.at("d").join(name), &bytes).unwrap();
-            sealed(&array, &format!("/d/{name}"));
+            std::fs::write(cluster.at("d").join(name), &bytes).unwrap();
+            sealed(&cluster, &format!("/d/{name}"));
         }
-        let open = File::open(array.at("d/a")).unwrap();
+        let open = File::open(cluster.at("d/a")).unwrap();
         let mut read = vec![0; 100];
         open.read_exact_at(&mut read, 0).unwrap();
         // A file that is being written there is completed there, and is moved then.
-        let mut writing = File::create(array.at("d/w")).unwrap();
+        let mut writing = File::create(cluster.at("d/w")).unwrap();
         writing.write_all(&bytes[..100_000]).unwrap();
-        assert!(array.run(&["node", "drain", "0"]).ok);
+        assert!(cluster.run(&["node", "drain", "0"]).ok);
         writing.write_all(&bytes[100_000..]).unwrap();
         drop(writing);
-        sealed(&array, "/d/w");
-        let said = array.run(&["node", "drain", "0", "--wait"]);
+        sealed(&cluster, "/d/w");
+        let said = cluster.run(&["node", "drain", "0", "--wait"]);
         assert!(said.ok, "{}", said.err);
-        std::fs::write(array.at("d/new"), &bytes).unwrap();
-        sealed(&array, "/d/new");
+        std::fs::write(cluster.at("d/new"), &bytes).unwrap();
+        sealed(&cluster, "/d/new");
         for name in ["a", "b", "c", "w", "new"] {
-            let layout = array.json(&["layout", &format!("/d/{name}")]);
+            let layout = cluster.json(&["layout", &format!("/d/{name}")]);
             for part in layout["parts"].as_array().unwrap() {
                 assert_ne!(part["copies"][0]["node"], 0, "{name}: {layout}");
             }
@@ -321,47 +321,47 @@ fn parts_leave_drained_node_unnoticed_by_readers() {
         assert!(rest == bytes);
         drop(open);
         wait("the node is in no use", || {
-            array.run(&["node", "remove", "0"]).ok
+            cluster.run(&["node", "remove", "0"]).ok
         });
-        array.kill_node(0);
-        std::fs::rename(array.node_folder(0), array.path("gone")).unwrap();
+        cluster.kill_node(0);
+        std::fs::rename(cluster.node_directory(0), cluster.path("gone")).unwrap();
         for name in ["a", "b", "c", "w", "new"] {
             assert!(
-                std::fs::read(array.at("d").join(name)).unwrap() == bytes,
+                std::fs::read(cluster.at("d").join(name)).unwrap() == bytes,
                 "{name}"
             );
         }
-        let check = array.run(&["check", "--age", "0"]);
+        let check = cluster.run(&["check", "--age", "0"]);
         assert!(check.ok, "{}{}", check.out, check.err);
     }
 }
 
 #[test]
 fn remaining_bytes_of_damaged_striped_file_can_be_read() {
-    let Some(array) = three(true) else { return };
+    let Some(cluster) = three(true) else { return };
     let mut bytes = Chance(3).bytes(1_000_000);
-    put(&array, &bytes, &["--stripe", "64KiB,3"], "/f");
-    let scrub = array.run(&["scrub", "--wait"]);
+    put(&cluster, &bytes, &["--stripe", "64KiB,3"], "/f");
+    let scrub = cluster.run(&["scrub", "--wait"]);
     assert!(scrub.ok, "{}{}", scrub.out, scrub.err);
-    let parts = parts(&array, "/f");
+    let parts = parts(&cluster, "/f");
     let object = OpenOptions::new().write(true).open(&parts[1]).unwrap();
     object.write_all_at(&[!bytes[64 << 10]], 0).unwrap();
     std::fs::remove_file(&parts[2]).unwrap();
-    let found = array.run(&["scrub", "--wait", "/f"]);
+    let found = cluster.run(&["scrub", "--wait", "/f"]);
     assert!(
         !found.ok && found.out.contains("2 damaged"),
         "{}",
         found.out
     );
-    let back = array.path("back");
+    let back = cluster.path("back");
     let back = back.to_str().unwrap();
-    let refused = array.run(&["get", "/f", back]);
+    let refused = cluster.run(&["get", "/f", back]);
     assert!(
         !refused.ok && refused.err.contains("--damaged"),
         "{}",
         refused.err
     );
-    let got = array.run(&["get", "--damaged", "/f", back]);
+    let got = cluster.run(&["get", "--damaged", "/f", back]);
     assert!(got.ok, "{}", got.err);
     bytes[64 << 10] = !bytes[64 << 10];
     for stripe in bytes.chunks_mut(64 << 10).skip(2).step_by(3) {
@@ -369,14 +369,14 @@ fn remaining_bytes_of_damaged_striped_file_can_be_read() {
     }
     assert!(std::fs::read(back).unwrap() == bytes);
     // Without damage, the output equals that without the flag.
-    put(&array, &bytes, &["--stripe", "64KiB,3"], "/f");
-    assert!(array.run(&["get", "--damaged", "/f", back]).ok);
+    put(&cluster, &bytes, &["--stripe", "64KiB,3"], "/f");
+    assert!(cluster.run(&["get", "--damaged", "/f", back]).ok);
     assert!(std::fs::read(back).unwrap() == bytes);
 }
 
 /// Returns the node of each part of a file, from `layout`.
-fn nodes(array: &Array, path: &str) -> Vec<u64> {
-    let layout = array.json(&["layout", path]);
+fn nodes(cluster: &Cluster, path: &str) -> Vec<u64> {
+    let layout = cluster.json(&["layout", path]);
     let parts = layout["parts"].as_array().unwrap().iter();
     parts
         .map(|part| part["copies"][0]["node"].as_u64().unwrap())
@@ -384,11 +384,11 @@ fn nodes(array: &Array, path: &str) -> Vec<u64> {
 }
 
 /// Stores a file with stripes of 64 KiB on three nodes.
-fn with_stripes(array: &Array, bytes: &[u8]) {
-    array.sh("mkdir d");
-    assert!(array.run(&["stripe", "/d", "64KiB"]).ok);
-    std::fs::write(array.at("d/f"), bytes).unwrap();
-    sealed(array, "/d/f");
+fn with_stripes(cluster: &Cluster, bytes: &[u8]) {
+    cluster.sh("mkdir d");
+    assert!(cluster.run(&["stripe", "/d", "64KiB"]).ok);
+    std::fs::write(cluster.at("d/f"), bytes).unwrap();
+    sealed(cluster, "/d/f");
 }
 
 /// Returns the bytes in part `index` of three of a file with stripes of 64 KiB.
@@ -400,26 +400,26 @@ fn part_of(bytes: &[u8], index: usize) -> Vec<u8> {
 #[test]
 fn task_per_part_runs_on_its_node_and_moves_nothing() {
     for remote in [false, true] {
-        let Some(array) = three(remote) else { return };
+        let Some(cluster) = three(remote) else { return };
         let bytes = Chance(5).bytes((1 << 20) + 77);
-        with_stripes(&array, &bytes);
+        with_stripes(&cluster, &bytes);
         let script = r#"name = "j"; workdir = "/"; policy = "input-locality"; tasks = ( { name = "t{p}"; foreach = { p = "0..2"; };
             kernel = "cp"; type = "program"; args = [ "{inputs}", "o{p}" ]; input = ( { file = "d/f"; part = "{p}"; name = "part"; } ); output = [ "o{p}" ]; } );"#;
-        let job = array.submit(script);
-        array.done(job);
-        let lies = nodes(&array, "/d/f");
-        let told = array.json(&["jobs", &job.to_string()]);
+        let job = cluster.submit(script);
+        cluster.done(job);
+        let lies = nodes(&cluster, "/d/f");
+        let told = cluster.json(&["jobs", &job.to_string()]);
         for (index, task) in told["tasks"].as_array().unwrap().iter().enumerate() {
-            let read = got(&array, &format!("/o{index}"));
+            let read = got(&cluster, &format!("/o{index}"));
             assert!(read == part_of(&bytes, index), "part {index}");
             assert_eq!(task["node"].as_u64(), Some(lies[index]), "{task:#}");
             assert_eq!(task["moved_bytes"].as_u64(), Some(0), "{task:#}");
             assert_eq!(task["read_bytes"].as_u64(), Some(read.len() as u64));
             assert_eq!(task["selections"][0], format!("part {index}"));
         }
-        let said = array.run(&["explain", &job.to_string()]);
+        let said = cluster.run(&["explain", &job.to_string()]);
         assert!(said.out.contains("reads  /d/f, part 1\n"), "{}", said.out);
-        let lineage = array.json(&["lineage", "/o1", "--format", "json"]);
+        let lineage = cluster.json(&["lineage", "/o1", "--format", "json"]);
         assert_eq!(lineage["runs"][0]["inputs"][0]["selection"], "part 1");
     }
 }
@@ -427,10 +427,10 @@ fn task_per_part_runs_on_its_node_and_moves_nothing() {
 #[test]
 fn ranges_move_only_their_bytes_and_explain_shows_it() {
     for remote in [false, true] {
-        let Some(array) = three(remote) else { return };
+        let Some(cluster) = three(remote) else { return };
         let bytes = Chance(6).bytes((1 << 20) + 77);
-        with_stripes(&array, &bytes);
-        let lies = nodes(&array, "/d/f");
+        with_stripes(&cluster, &bytes);
+        let lies = nodes(&cluster, "/d/f");
         // The end of the first stripe and the start of the second, and the last bytes; the task runs where the first part is not.
         let ranges = "65000-66000,1048600-1048652";
         let script = format!(
@@ -439,22 +439,22 @@ fn ranges_move_only_their_bytes_and_explain_shows_it() {
                output = [ "o" ]; node = {}; }} );"#,
             lies[1]
         );
-        let before = planned(&array, &script);
-        let job = array.submit(&script);
-        array.done(job);
+        let before = planned(&cluster, &script);
+        let job = cluster.submit(&script);
+        cluster.done(job);
         let expected = [
             &part_of(&bytes, 2)[..10],
             &bytes[65_000..=66_000],
             &bytes[1_048_600..],
         ];
-        assert!(got(&array, "/o") == expected.concat());
-        let told = array.json(&["jobs", &job.to_string()]);
+        assert!(got(&cluster, "/o") == expected.concat());
+        let told = cluster.json(&["jobs", &job.to_string()]);
         // 536 bytes of the first stripe, ten of the third part, and the last stripe, which is the second's.
         let moved: u64 = 536 + 10;
         assert_eq!(told["tasks"][0]["moved_bytes"], moved, "{told:#}");
         assert_eq!(told["tasks"][0]["read_bytes"], 10 + 1001 + 53);
-        assert_eq!((before, simulated(&array, job)), (moved, moved));
-        let said = array.run(&["explain", &job.to_string()]);
+        assert_eq!((before, simulated(&cluster, job)), (moved, moved));
+        let said = cluster.run(&["explain", &job.to_string()]);
         assert!(
             said.out.contains("bytes 65000-66000,1048600-1048652"),
             "{}",
@@ -462,7 +462,7 @@ fn ranges_move_only_their_bytes_and_explain_shows_it() {
         );
         assert!(said.out.contains("546 B pulled"), "{}", said.out);
         // On another node more would be transferred: the requested bytes, not the file.
-        let explained = array.json(&["explain", &job.to_string()]);
+        let explained = cluster.json(&["explain", &job.to_string()]);
         for estimate in explained["decisions"][0]["estimates"].as_array().unwrap() {
             let bytes = estimate["transfer_bytes"].as_u64().unwrap();
             assert!(bytes <= 1064, "{explained:#}");
@@ -471,29 +471,29 @@ fn ranges_move_only_their_bytes_and_explain_shows_it() {
 }
 
 /// Returns the number of transferred bytes in the plan of a job before its submission.
-fn planned(array: &Array, script: &str) -> u64 {
-    let file = array.path("planned.conf");
+fn planned(cluster: &Cluster, script: &str) -> u64 {
+    let file = cluster.path("planned.conf");
     std::fs::write(&file, script).unwrap();
-    let dry = array.json(&["submit", "--dry-run", file.to_str().unwrap()]);
+    let dry = cluster.json(&["submit", "--dry-run", file.to_str().unwrap()]);
     dry["plan"]["moved_bytes"].as_u64().unwrap()
 }
 
 /// Returns the number of transferred bytes in the simulation of a job's trace.
-fn simulated(array: &Array, job: u64) -> u64 {
-    let trace = array.path("trace.json");
+fn simulated(cluster: &Cluster, job: u64) -> u64 {
+    let trace = cluster.path("trace.json");
     let trace = trace.to_str().unwrap();
-    let said = array.run(&["jobs", &job.to_string(), "--export-trace", trace]);
+    let said = cluster.run(&["jobs", &job.to_string(), "--export-trace", trace]);
     assert!(said.ok, "{}", said.err);
-    let simulated = array.json(&["plan", "run", trace]);
+    let simulated = cluster.json(&["plan", "run", trace]);
     simulated["moved_bytes"].as_u64().unwrap()
 }
 
 #[test]
 fn bytes_moved_for_striped_file_are_predicted() {
-    let Some(array) = three(true) else { return };
+    let Some(cluster) = three(true) else { return };
     let bytes = Chance(4).bytes((1 << 20) + 77);
-    with_stripes(&array, &bytes);
-    let lies = nodes(&array, "/d/f");
+    with_stripes(&cluster, &bytes);
+    let lies = nodes(&cluster, "/d/f");
     let task = |name: &str, input: &str, node: u64| {
         format!(
             r#"{{ name = "{name}"; kernel = "cp"; type = "program"; args = [ "{{inputs}}", "{name}.out" ]; input = ( {input} );
@@ -510,29 +510,29 @@ fn bytes_moved_for_striped_file_are_predicted() {
         r#"name = "j"; workdir = "/"; tasks = ( {} );"#,
         tasks.join(", ")
     );
-    let before = planned(&array, &script);
-    let job = array.submit(&script);
-    array.done(job);
+    let before = planned(&cluster, &script);
+    let job = cluster.submit(&script);
+    cluster.done(job);
     let moved = [
         bytes.len() - part_of(&bytes, 0).len(),
         part_of(&bytes, 1).len(),
         0,
         65_531,
     ];
-    let told = array.job(job);
+    let told = cluster.job(job);
     for (task, moved) in told["tasks"].as_array().unwrap().iter().zip(moved) {
         assert_eq!(task["moved_bytes"].as_u64(), Some(moved as u64), "{task:#}");
     }
     let all: u64 = moved.iter().map(|&moved| moved as u64).sum();
-    assert_eq!((before, simulated(&array, job)), (all, all));
+    assert_eq!((before, simulated(&cluster, job)), (all, all));
 }
 
 #[test]
 fn selection_beyond_file_is_refused_once_known() {
-    let Some(array) = three(false) else { return };
+    let Some(cluster) = three(false) else { return };
     let bytes = Chance(7).bytes(100_000);
-    with_stripes(&array, &bytes);
-    std::fs::write(array.at("whole"), b"0123456789").unwrap();
+    with_stripes(&cluster, &bytes);
+    std::fs::write(cluster.at("whole"), b"0123456789").unwrap();
     let script = |input: &str| {
         format!(
             r#"name = "j"; workdir = "/"; tasks = ( {{ name = "t"; kernel = "cat"; type = "program"; args = [ "{{inputs}}" ];
@@ -540,7 +540,7 @@ fn selection_beyond_file_is_refused_once_known() {
         )
     };
     let refused = |input: &str| {
-        let said = array.try_submit(&script(input));
+        let said = cluster.try_submit(&script(input));
         assert!(!said.ok, "{}", said.out);
         said.err
     };
@@ -560,10 +560,10 @@ fn selection_beyond_file_is_refused_once_known() {
         { name = "make"; kernel = "cp"; type = "program"; args = [ "whole", "made" ]; input = [ "whole" ]; output = [ "made" ]; },
         { name = "fits"; kernel = "cp"; type = "program"; args = [ "made", "o" ]; input = ( { file = "made"; bytes = "2-3"; } ); output = [ "o" ]; },
         { name = "not"; kernel = "cp"; type = "program"; args = [ "made", "p" ]; input = ( { file = "made"; bytes = "2-10"; } ); output = [ "p" ]; } );"#;
-    let job = array.submit(late);
-    let told = array.ended(job);
+    let job = cluster.submit(late);
+    let told = cluster.ended(job);
     assert_eq!(told["state"], "failed", "{told:#}");
-    assert_eq!(got(&array, "/o"), b"23");
+    assert_eq!(got(&cluster, "/o"), b"23");
     let failed = &told["tasks"][2];
     let error = failed["error"].as_str().unwrap();
     assert!(
@@ -576,18 +576,18 @@ fn selection_beyond_file_is_refused_once_known() {
 /// A result of a part is never used for another part, or for the whole. An equal selection reuses the result.
 #[test]
 fn results_of_parts_are_cached_separately() {
-    let Some(array) = three(false) else { return };
+    let Some(cluster) = three(false) else { return };
     let bytes = Chance(8).bytes(300_000);
-    with_stripes(&array, &bytes);
-    let run = |folder: &str, input: &str| {
-        array.sh(&format!("mkdir {folder}"));
+    with_stripes(&cluster, &bytes);
+    let run = |directory: &str, input: &str| {
+        cluster.sh(&format!("mkdir {directory}"));
         let script = format!(
-            r#"name = "j"; workdir = "/{folder}"; tasks = ( {{ name = "t"; kernel = "sha256sum"; type = "program"; stdin = "/d/f";
+            r#"name = "j"; workdir = "/{directory}"; tasks = ( {{ name = "t"; kernel = "sha256sum"; type = "program"; stdin = "/d/f";
                input = ( {input} ); stdout = "o"; output = [ "o" ]; }} );"#
         );
-        let told = array.done(array.submit(&script));
+        let told = cluster.done(cluster.submit(&script));
         let reused = told["tasks"][0]["reused_task"].is_u64();
-        let sum = String::from_utf8(got(&array, &format!("/{folder}/o"))).unwrap();
+        let sum = String::from_utf8(got(&cluster, &format!("/{directory}/o"))).unwrap();
         (reused, sum)
     };
     let inputs = [
@@ -614,10 +614,10 @@ fn results_of_parts_are_cached_separately() {
     // The first stripe is the start of the first part.
     assert_eq!(sums.len(), inputs.len() - 1);
     // The same file with another stripe size: its ranges are the same, its parts differ.
-    assert!(array.run(&["stripe", "/d", "128KiB"]).ok);
-    std::fs::write(array.at("d/new"), &bytes).unwrap();
-    array.sh("mv d/new d/f");
-    sealed(&array, "/d/f");
+    assert!(cluster.run(&["stripe", "/d", "128KiB"]).ok);
+    std::fs::write(cluster.at("d/new"), &bytes).unwrap();
+    cluster.sh("mv d/new d/f");
+    sealed(&cluster, "/d/f");
     let (reused, sum) = run("otherwise", inputs[1]);
     assert!(!reused && sum != first[1].1);
 }
@@ -625,34 +625,34 @@ fn results_of_parts_are_cached_separately() {
 #[test]
 fn existing_files_are_rewritten_striped_or_whole() {
     for remote in [false, true] {
-        let Some(mut array) = three(remote) else {
+        let Some(mut cluster) = three(remote) else {
             return;
         };
         let bytes = Chance(5).bytes(20_000_000);
-        array.sh("mkdir d d/sub; setfattr -n user.tidemill.copies -v 2 d");
-        std::fs::write(array.at("d/f"), &bytes).unwrap();
-        array.sh("echo small > d/sub/g; touch d/empty; chmod 640 d/f; touch -d 2001-02-03 d/f; ln d/f d/second; ln -s f d/link");
-        sealed(&array, "/d/f");
-        let stat = |array: &Array| array.sh("stat -c '%a %u %s %y' d/f");
-        let before = stat(&array);
-        let mut open = File::open(array.at("d/f")).unwrap();
-        let refused = array.run(&["stripe", "/d/f", "64KiB"]);
+        cluster.sh("mkdir d d/sub; setfattr -n user.tidemill.copies -v 2 d");
+        std::fs::write(cluster.at("d/f"), &bytes).unwrap();
+        cluster.sh("echo small > d/sub/g; touch d/empty; chmod 640 d/f; touch -d 2001-02-03 d/f; ln d/f d/second; ln -s f d/link");
+        sealed(&cluster, "/d/f");
+        let stat = |cluster: &Cluster| cluster.sh("stat -c '%a %u %s %y' d/f");
+        let before = stat(&cluster);
+        let mut open = File::open(cluster.at("d/f")).unwrap();
+        let refused = cluster.run(&["stripe", "/d/f", "64KiB"]);
         assert!(
             !refused.ok && refused.err.contains("--rewrite"),
             "{}",
             refused.err
         );
-        let done = array.json(&["stripe", "--rewrite", "/d/f", "64KiB,2"]);
+        let done = cluster.json(&["stripe", "--rewrite", "/d/f", "64KiB,2"]);
         assert_eq!(
             (done["files"].as_u64(), done["bytes"].as_u64()),
             (Some(1), Some(20_000_000))
         );
-        assert_eq!(parts(&array, "/d/f").len(), 2);
-        assert!(got(&array, "/d/f") == bytes);
-        assert!(std::fs::read(array.at("d/f")).unwrap() == bytes);
-        assert_eq!(stat(&array), before);
+        assert_eq!(parts(&cluster, "/d/f").len(), 2);
+        assert!(got(&cluster, "/d/f") == bytes);
+        assert!(std::fs::read(cluster.at("d/f")).unwrap() == bytes);
+        assert_eq!(stat(&cluster), before);
         assert_eq!(
-            array.sh("getfattr --only-values -n user.tidemill.copies d/f"),
+            cluster.sh("getfattr --only-values -n user.tidemill.copies d/f"),
             "2"
         );
         // A reader with the old file open can continue to read.
@@ -662,10 +662,10 @@ fn existing_files_are_rewritten_striped_or_whole() {
         // A file that is open for writing is not changed.
         let mut written = OpenOptions::new()
             .append(true)
-            .open(array.at("d/f"))
+            .open(cluster.at("d/f"))
             .unwrap();
         written.write_all(b"more").unwrap();
-        let refused = array.run(&["stripe", "--rewrite", "/d/f", "off"]);
+        let refused = cluster.run(&["stripe", "--rewrite", "/d/f", "off"]);
         assert!(
             !refused.ok && refused.err.contains("being written"),
             "{}",
@@ -673,53 +673,53 @@ fn existing_files_are_rewritten_striped_or_whole() {
         );
         drop(written);
         let bytes = [&bytes[..], b"more"].concat();
-        assert!(got(&array, "/d/f") == bytes);
+        assert!(got(&cluster, "/d/f") == bytes);
         // The file is made from any available copy.
         wait("it has its copies", || {
-            let layout = array.json(&["layout", "/d/f"]);
+            let layout = cluster.json(&["layout", "/d/f"]);
             layout["parts"].as_array().unwrap().iter().all(|part| {
                 let copies = part["copies"].as_array().unwrap();
                 copies.len() == 2 && copies.iter().all(|copy| copy["state"] == "current")
             })
         });
-        array.kill_node(0);
-        let said = array.run(&["stripe", "--rewrite", "/d/f", "off"]);
+        cluster.kill_node(0);
+        let said = cluster.run(&["stripe", "--rewrite", "/d/f", "off"]);
         assert!(said.ok, "{}", said.err);
-        assert_eq!(array.json(&["layout", "/d/f"])["layout"], "whole");
-        assert!(got(&array, "/d/f") == bytes);
-        array.start_node(0);
-        array.wait_for_nodes(3);
-        // A folder with all its contents, each file once.
-        let done = array.json(&["stripe", "--rewrite", "/d", "8KiB"]);
+        assert_eq!(cluster.json(&["layout", "/d/f"])["layout"], "whole");
+        assert!(got(&cluster, "/d/f") == bytes);
+        cluster.start_node(0);
+        cluster.wait_for_nodes(3);
+        // A directory with all its contents, each file once.
+        let done = cluster.json(&["stripe", "--rewrite", "/d", "8KiB"]);
         assert_eq!(done["files"], 3, "{done}");
-        assert_eq!(parts(&array, "/d/f").len(), 3);
-        assert_eq!(parts(&array, "/d/sub/g").len(), 3);
-        assert_eq!(array.sh("cat d/sub/g d/empty"), "small\n");
-        assert!(got(&array, "/d/second") == bytes);
-        assert_eq!(array.run(&["stripe", "/d"]).out, "/d: 8KiB\n");
+        assert_eq!(parts(&cluster, "/d/f").len(), 3);
+        assert_eq!(parts(&cluster, "/d/sub/g").len(), 3);
+        assert_eq!(cluster.sh("cat d/sub/g d/empty"), "small\n");
+        assert!(got(&cluster, "/d/second") == bytes);
+        assert_eq!(cluster.run(&["stripe", "/d"]).out, "/d: 8KiB\n");
     }
 }
 
 /// A job reads the version that existed when it was submitted. This holds for parts and ranges, too.
 #[test]
 fn job_reads_parts_of_version_at_submission() {
-    let Some(mut array) = three(false) else {
+    let Some(mut cluster) = three(false) else {
         return;
     };
     let bytes = Chance(11).bytes(400_000);
-    with_stripes(&array, &bytes);
+    with_stripes(&cluster, &bytes);
     let script = r#"name = "j"; workdir = "/"; tasks = ( { name = "t"; kernel = "cat"; type = "program"; args = [ "part", "some" ];
         input = ( { file = "d/f"; part = 1; name = "part"; }, { file = "d/f"; bytes = "70000-300000"; name = "some"; }, "go" );
         output = [ "o" ]; stdout = "o"; } );"#;
-    let job = array.submit(script);
-    std::fs::write(array.at("d/f"), b"another").unwrap();
-    sealed(&array, "/d/f");
+    let job = cluster.submit(script);
+    std::fs::write(cluster.at("d/f"), b"another").unwrap();
+    sealed(&cluster, "/d/f");
     // A restarted server uses the same versions.
-    array.kill_server();
-    array.start_server();
-    array.wait_for_nodes(3);
-    std::fs::write(array.at("go"), b"now").unwrap();
-    array.done(job);
+    cluster.kill_server();
+    cluster.start_server();
+    cluster.wait_for_nodes(3);
+    std::fs::write(cluster.at("go"), b"now").unwrap();
+    cluster.done(job);
     let expected = [&part_of(&bytes, 1)[..], &bytes[70_000..=300_000]].concat();
-    assert!(got(&array, "/o") == expected);
+    assert!(got(&cluster, "/o") == expected);
 }

@@ -1,6 +1,6 @@
-//! Tests the environment of tasks: variables, folders of programs, and folders of the host that are shown read-only.
+//! Tests the environment of tasks: variables, directories of programs, and directories of the host that are shown read-only.
 
-use crate::array::{Array, Options};
+use crate::cluster::{Cluster, Options};
 use serde_json::Value;
 use std::fs::{Permissions, create_dir_all, set_permissions, write};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -37,23 +37,23 @@ impl Host {
         self.0.path().join(path).to_str().unwrap().to_owned()
     }
 
-    /// Starts an array whose node 1 shows software, and node 0 nothing.
-    fn array(&self) -> Option<Array> {
+    /// Starts a cluster whose node 1 shows software, and node 0 nothing.
+    fn cluster(&self) -> Option<Cluster> {
         let options = Options {
             nodes: 1,
             ..Options::default()
         };
-        let mut array = Array::with(options)?;
-        array.add_node(&[
-            "--kernels-folders",
+        let mut cluster = Cluster::with(options)?;
+        cluster.add_node(&[
+            "--kernels-dirs",
             &format!("{},/etc,/proc", self.at("sw")),
             "--kernels-path",
             &self.at("always"),
             "--kernels-environment",
             "EVERY=where",
         ]);
-        array.sh("mkdir w; for i in 1 2 3 4; do echo x$i > w/in$i; done");
-        Some(array)
+        cluster.sh("mkdir w; for i in 1 2 3 4; do echo x$i > w/in$i; done");
+        Some(cluster)
     }
 }
 
@@ -78,7 +78,7 @@ impl Host {
     /// Returns tasks that run `hello` with everything it needs.
     fn hello(&self) -> String {
         let around = format!(
-            "path = [ \"{}\" ]; folders = [ \"{}\" ]; environment = {{ HELLO_LIB = \"{}\"; EVERY = \"one\"; }};",
+            "path = [ \"{}\" ]; directories = [ \"{}\" ]; environment = {{ HELLO_LIB = \"{}\"; EVERY = \"one\"; }};",
             self.at("sw/bin"),
             self.at("sw"),
             self.at("sw/lib")
@@ -88,15 +88,15 @@ impl Host {
 }
 
 #[test]
-fn tasks_run_where_their_folders_are_and_find_them() {
+fn tasks_run_where_their_directories_are_and_find_them() {
     let host = Host::new();
-    let Some(mut array) = host.array() else {
+    let Some(mut cluster) = host.cluster() else {
         return;
     };
     let hello = host.hello();
-    let job = array.done(array.submit(&hello));
+    let job = cluster.done(cluster.submit(&hello));
     assert_eq!(nodes(&job), [1; 4]);
-    let out = array.sh("cat w/out3");
+    let out = cluster.sh("cat w/out3");
     let path = format!("{}:{}:", host.at("sw/bin"), host.at("always"));
     let begin = format!("hello from the host\n{path}");
     assert!(out.starts_with(&begin) && out.ends_with(" one\n"), "{out}");
@@ -107,26 +107,28 @@ fn tasks_run_where_their_folders_are_and_find_them() {
     let late = hello
         .replace("\"in1\"", "\"late\"")
         .replace("\"out", "\"then");
-    let waiting = array.submit(&late);
-    array.kill_server();
-    array.start_server();
-    array.wait_for_nodes(2);
-    array.sh("echo late > w/late");
-    assert_eq!(nodes(&array.done(waiting)), [1; 4]);
-    assert_eq!(array.sh("cat w/then1"), out);
+    let waiting = cluster.submit(&late);
+    cluster.kill_server();
+    cluster.start_server();
+    cluster.wait_for_nodes(2);
+    cluster.sh("echo late > w/late");
+    assert_eq!(nodes(&cluster.done(waiting)), [1; 4]);
+    assert_eq!(cluster.sh("cat w/then1"), out);
     // Software that the administrator provides for all is found without a request.
-    let everywhere = array.done(array.submit(&script("", "kernel = \"everywhere\";")));
+    let everywhere = cluster.done(cluster.submit(&script("", "kernel = \"everywhere\";")));
     assert_eq!(nodes(&everywhere), [1; 4]);
-    assert_eq!(array.sh("cat w/out1"), "always\n");
+    assert_eq!(cluster.sh("cat w/out1"), "always\n");
 }
 
 #[test]
 fn surroundings_of_task_are_part_of_its_result_key() {
     let host = Host::new();
-    let Some(array) = host.array() else { return };
+    let Some(cluster) = host.cluster() else {
+        return;
+    };
     let hello = host.hello();
-    array.done(array.submit(&hello));
-    let told = array.run(&["lineage", "/w/out1"]).out;
+    cluster.done(cluster.submit(&hello));
+    let told = cluster.run(&["lineage", "/w/out1"]).out;
     let program = host.at("sw/bin/hello");
     assert!(
         told.contains("EVERY=one") && told.contains(&program),
@@ -140,10 +142,10 @@ fn surroundings_of_task_are_part_of_its_result_key() {
         (hello.clone(), false),
         (hello.replace("\"one\"", "\"two\""), true),
         (more("path"), true),
-        (more("folders"), true),
+        (more("directories"), true),
     ] {
-        let of = |array: &Array| array.done(array.submit(&other))["tasks"][0].clone();
-        let (first, again) = (of(&array), of(&array));
+        let of = |cluster: &Cluster| cluster.done(cluster.submit(&other))["tasks"][0].clone();
+        let (first, again) = (of(&cluster), of(&cluster));
         assert_eq!(first["reused_task"].is_null(), is_first, "{other}");
         assert!(!again["reused_task"].is_null(), "{other}");
         let variable = &again["surroundings"]["environment"]["EVERY"];
@@ -152,10 +154,12 @@ fn surroundings_of_task_are_part_of_its_result_key() {
 }
 
 #[test]
-fn folders_that_are_not_offered_are_refused() {
+fn directories_that_are_not_offered_are_refused() {
     let host = Host::new();
-    let Some(array) = host.array() else { return };
-    let (node, server) = (array.node_folder(1), array.path("server"));
+    let Some(cluster) = host.cluster() else {
+        return;
+    };
+    let (node, server) = (cluster.node_directory(1), cluster.path("server"));
     for asked in [
         &*host.at("secret"),
         &host.at("sw/link"),
@@ -169,13 +173,13 @@ fn folders_that_are_not_offered_are_refused() {
         &format!("{}/objects", node.display()),
         &server.display().to_string(),
     ] {
-        for setting in ["folders", "path"] {
+        for setting in ["directories", "path"] {
             let asks = format!("kernel = \"sh\"; type = \"program\"; {setting} = [ \"{asked}\" ];");
-            let refused = array.try_submit(&script("", &asks));
+            let refused = cluster.try_submit(&script("", &asks));
             assert!(!refused.ok, "{asked}");
-            let why = format!("no storage node shows the folder `{asked}`; ");
+            let why = format!("no storage node shows the directory `{asked}`; ");
             assert!(refused.err.contains(&why), "{}", refused.err);
-            assert!(refused.err.contains("--kernels-folders"), "{}", refused.err);
+            assert!(refused.err.contains("--kernels-dirs"), "{}", refused.err);
         }
     }
 }
@@ -183,19 +187,24 @@ fn folders_that_are_not_offered_are_refused() {
 #[test]
 fn invalid_surroundings_are_refused_with_alternatives() {
     let host = Host::new();
-    let Some(array) = host.array() else { return };
-    let offered = format!("shown are {} and the folders below", host.at("sw"));
+    let Some(cluster) = host.cluster() else {
+        return;
+    };
+    let offered = format!("shown are {} and the directories below", host.at("sw"));
     let pinned = format!(
-        "kernel = \"sort\"; node = 0; folders = [ \"{}\" ];",
+        "kernel = \"sort\"; node = 0; directories = [ \"{}\" ];",
         host.at("sw")
     );
     for (asks, why) in [
         (&*pinned, "; node 1 does"),
         (
-            "kernel = \"sort\"; folders = [ \"/sw/../etc\" ];",
+            "kernel = \"sort\"; directories = [ \"/sw/../etc\" ];",
             "without \"..\"",
         ),
-        ("kernel = \"sort\"; folders = [ \"/nowhere\" ];", &offered),
+        (
+            "kernel = \"sort\"; directories = [ \"/nowhere\" ];",
+            &offered,
+        ),
         (
             "kernel = \"sort\"; environment = { LD_PRELOAD = \"/w/x.so\"; };",
             "\"LD_PRELOAD\" can't be set",
@@ -209,7 +218,7 @@ fn invalid_surroundings_are_refused_with_alternatives() {
             "kernel \"hello\" was not found",
         ),
     ] {
-        let refused = array.try_submit(&script("", asks));
+        let refused = cluster.try_submit(&script("", asks));
         assert!(
             !refused.ok && refused.err.contains(why),
             "{asks}: {}",
@@ -223,10 +232,14 @@ fn invalid_surroundings_are_refused_with_alternatives() {
             "\"LD_AUDIT\" can't be set",
         ),
         ("--kernels-environment", "A", "write NAME=VALUE"),
-        ("--kernels-folders", "sw", "sw is no folder's path"),
-        ("--kernels-path", "/sw:/etc", "/sw:/etc is no folder's path"),
+        ("--kernels-dirs", "sw", "sw is no directory's path"),
+        (
+            "--kernels-path",
+            "/sw:/etc",
+            "/sw:/etc is no directory's path",
+        ),
     ] {
-        let wrong = array.run(&["node", "--id", "7", flag, value]);
+        let wrong = cluster.run(&["node", "--id", "7", flag, value]);
         assert!(!wrong.ok && wrong.err.contains(why), "{}", wrong.err);
     }
 }
@@ -234,23 +247,25 @@ fn invalid_surroundings_are_refused_with_alternatives() {
 #[test]
 fn private_files_are_not_read_and_libraries_stay_inside() {
     let host = Host::new();
-    let Some(array) = host.array() else { return };
-    // Shown folders contain only files that are open to all users, even for root's jobs, and links out of them have no target. Folders
+    let Some(cluster) = host.cluster() else {
+        return;
+    };
+    // Shown directories contain only files that are open to all users, even for root's jobs, and links out of them have no target. Directories
     // that were not requested are closed.
-    let sw = format!("folders = [ \"{}\" ];", host.at("sw"));
-    for (file, folders) in [
+    let sw = format!("directories = [ \"{}\" ];", host.at("sw"));
+    for (file, directories) in [
         ("sw/lib/key", &*sw),
         ("sw/link/words", &sw),
         ("sw/../secret/words", &sw),
         ("sw/lib/words", "node = 1;"),
     ] {
         let read = format!(
-            "kernel = \"cat\"; type = \"program\"; args = [ \"{}\" ]; {folders}",
+            "kernel = \"cat\"; type = \"program\"; args = [ \"{}\" ]; {directories}",
             host.at(file)
         );
-        let failed = array.ended(array.submit(&script("", &read)));
+        let failed = cluster.ended(cluster.submit(&script("", &read)));
         assert_eq!(failed["state"], "failed", "{file}");
-        let logs = array.run(&["logs", &failed["job"].to_string()]).out;
+        let logs = cluster.run(&["logs", &failed["job"].to_string()]).out;
         assert!(logs.contains("ermission denied"), "{file}: {logs}");
     }
     // Libraries of a task are loaded only within the sandbox: the program that starts its kernel does not use them.
@@ -258,10 +273,10 @@ fn private_files_are_not_read_and_libraries_stay_inside() {
         "environment = {{ LD_LIBRARY_PATH = \"{}\"; }};",
         host.at("sw/fake")
     );
-    let failed = array.ended(array.submit(&script(
+    let failed = cluster.ended(cluster.submit(&script(
         &fake,
         &format!("kernel = \"cat\"; type = \"program\"; {sw}"),
     )));
     assert_eq!(failed["state"], "failed");
-    array.done(array.submit(&script(&fake, &format!("kernel = \"wordcount\"; {sw}"))));
+    cluster.done(cluster.submit(&script(&fake, &format!("kernel = \"wordcount\"; {sw}"))));
 }

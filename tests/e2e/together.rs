@@ -1,37 +1,37 @@
-//! Tests files that several mounts write at the same time, in an array of real processes.
+//! Tests files that several mounts write at the same time, in a cluster of real processes.
 
-use crate::array::{Array, Options, OtherMount, wait};
 use crate::chance::Chance;
+use crate::cluster::{Cluster, Options, OtherMount, wait};
 use serde_json::Value;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// An array with two more mounts, and the folders of all three.
+/// A cluster with two more mounts, and the directories of all three.
 struct Three {
     // These are dropped first.
     others: Vec<OtherMount>,
-    array: Array,
+    cluster: Cluster,
 }
 
 impl Three {
     fn start(remote: bool) -> Option<Self> {
-        let array = Array::with(Options {
+        let cluster = Cluster::with(Options {
             nodes: 3,
             remote,
             ..Options::default()
         })?;
-        std::fs::write(array.at("f"), b"").unwrap();
-        let others = ["b", "c"].map(|name| OtherMount::start(&array, name));
+        std::fs::write(cluster.at("f"), b"").unwrap();
+        let others = ["b", "c"].map(|name| OtherMount::start(&cluster, name));
         Some(Self {
-            array,
+            cluster,
             others: others.into(),
         })
     }
 
     fn at(&self, mount: usize, path: &str) -> PathBuf {
         match mount {
-            0 => self.array.at(path),
+            0 => self.cluster.at(path),
             _ => self.others[mount - 1].path.join(path),
         }
     }
@@ -44,13 +44,13 @@ impl Three {
 
     fn sealed(&self, path: &str) {
         wait("the file is sealed", || {
-            self.array.json(&["ls", path])["entries"][0]["writing"] != true
+            self.cluster.json(&["ls", path])["entries"][0]["writing"] != true
         });
     }
 
     fn got(&self, path: &str) -> Vec<u8> {
-        let local = self.array.path("got");
-        let said = self.array.run(&["get", path, local.to_str().unwrap()]);
+        let local = self.cluster.path("got");
+        let said = self.cluster.run(&["get", path, local.to_str().unwrap()]);
         assert!(said.ok, "{}", said.err);
         std::fs::read(local).unwrap()
     }
@@ -104,24 +104,24 @@ fn concurrent_writes_of_mounts_form_one_file() {
             same(&three.at(mount, "f"), &expected, "after the seal");
         }
         assert!(three.got("/f") == expected);
-        let layout = three.array.json(&["layout", "/f"]);
+        let layout = three.cluster.json(&["layout", "/f"]);
         assert_eq!(layout["layout"], "extents", "{layout}");
         assert_eq!(
             layout["parts"].as_array().map(Vec::len),
             Some(3),
             "{layout}"
         );
-        let check = three.array.run(&["check", "--age", "0"]);
+        let check = three.cluster.run(&["check", "--age", "0"]);
         assert!(check.ok, "{}{}", check.out, check.err);
         // The file works like any file.
         three
-            .array
+            .cluster
             .sh("echo more >> f; tail -c 5 f; cp f g; cmp f g; mv g h; rm h");
-        let job = three.array.submit(r#"name = "j"; workdir = "/"; tasks = ({ name = "t"; kernel = "/usr/bin/sha256sum"; stdin = "f"; input = ["f"]; output = ["sum"]; stdout = "sum"; });"#);
-        three.array.done(job);
-        three.array.sh("sha256sum < f | cmp - sum");
-        three.array.sh("rm f");
-        let check = three.array.run(&["check", "--age", "0"]);
+        let job = three.cluster.submit(r#"name = "j"; workdir = "/"; tasks = ({ name = "t"; kernel = "/usr/bin/sha256sum"; stdin = "f"; input = ["f"]; output = ["sum"]; stdout = "sum"; });"#);
+        three.cluster.done(job);
+        three.cluster.sh("sha256sum < f | cmp - sum");
+        three.cluster.sh("rm f");
+        let check = three.cluster.run(&["check", "--age", "0"]);
         assert!(check.ok, "{}{}", check.out, check.err);
     }
 }
@@ -311,9 +311,9 @@ fn write_permission_is_required_to_join_writers() {
     };
     let writer = three.open(0, "f");
     writer.write_all_at(b"root's", 0).unwrap();
-    three.array.sh("chmod 644 f; chmod 755 .");
-    let folder = three.array.path("");
-    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o711)).unwrap();
+    three.cluster.sh("chmod 644 f; chmod 755 .");
+    let directory = three.cluster.path("");
+    std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o711)).unwrap();
     let path = three.at(1, "f");
     let write = || {
         std::process::Command::new("setpriv")
@@ -332,7 +332,7 @@ fn write_permission_is_required_to_join_writers() {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(said.contains("Permission denied"), "{said}");
     // A user with write permission writes the file, although the mount of the other writer belongs to root.
-    three.array.sh("chmod 666 f");
+    three.cluster.sh("chmod 666 f");
     wait("the mode is seen", || write().status.success());
     drop(writer);
     three.sealed("/f");
@@ -379,16 +379,16 @@ fn killed_server_loses_nothing_of_several_writers() {
             .unwrap();
         put(&mut expected, offset, &bytes);
         if round % 4 == 3 {
-            three.array.kill_server();
-            three.array.start_server();
-            three.array.wait_for_nodes(3);
+            three.cluster.kill_server();
+            three.cluster.start_server();
+            three.cluster.wait_for_nodes(3);
         }
         files[round % 3].sync_all().unwrap();
     }
-    three.array.kill_server();
+    three.cluster.kill_server();
     drop(files);
-    three.array.start_server();
-    three.array.wait_for_nodes(3);
+    three.cluster.start_server();
+    three.cluster.wait_for_nodes(3);
     three.sealed("/f");
     for mount in 0..3 {
         same(&three.at(mount, "f"), &expected, "after restarts");
@@ -416,12 +416,12 @@ fn file_of_several_writers_is_rebuilt_from_nodes() {
     three.sealed("/f");
     same(&three.at(0, "f"), &expected, "before");
     wait("nodes have heard of it", || {
-        let database = three.array.path("server/server.db");
+        let database = three.cluster.path("server/server.db");
         let script = format!("sqlite3 {} 'SELECT count(*) FROM note'", database.display());
-        three.array.sh(&script).trim() == "0"
+        three.cluster.sh(&script).trim() == "0"
     });
     three.others.clear();
-    let rebuilt: Value = three.array.rebuild();
+    let rebuilt: Value = three.cluster.rebuild();
     assert_eq!(
         rebuilt["lost"].as_array().map_or(0, Vec::len),
         0,

@@ -1,6 +1,6 @@
 //! Tests recordings of real runs, which are replayed and predicted.
 
-use crate::array::{Array, Options};
+use crate::cluster::{Cluster, Options};
 use serde_json::Value;
 
 /// Returns a job with eight files, eight tasks that take some time for one file each, and a task that reads all.
@@ -31,27 +31,27 @@ fn recorded_run_is_replayed_and_predicts_similar_run() {
         cores: 1,
         ..Options::default()
     };
-    let Some(array) = Array::with(options) else {
+    let Some(cluster) = Cluster::with(options) else {
         return;
     };
-    array.sh("mkdir w; for i in 0 1 2 3 4 5 6 7; do head -c $((10000 * (i + 1))) /dev/urandom > w/in$i; done");
-    let first = array.submit(&script("a"));
-    let refused = array.run(&["jobs", &first.to_string(), "--export-trace", "-"]);
+    cluster.sh("mkdir w; for i in 0 1 2 3 4 5 6 7; do head -c $((10000 * (i + 1))) /dev/urandom > w/in$i; done");
+    let first = cluster.submit(&script("a"));
+    let refused = cluster.run(&["jobs", &first.to_string(), "--export-trace", "-"]);
     assert!(
         !refused.ok && refused.err.contains("is running"),
         "{}",
         refused.err
     );
-    array.done(first);
-    let second = array.submit(&script("b"));
-    array.done(second);
+    cluster.done(first);
+    let second = cluster.submit(&script("b"));
+    cluster.done(second);
     let (first, second) = (first.to_string(), second.to_string());
 
-    let trace = array.json(&["jobs", &first, "--export-trace", "-"]);
-    check(&trace, &array.json(&["jobs", &first]));
-    let file = array.path("first.json").display().to_string();
-    assert!(array.run(&["jobs", &first, "--export-trace", &file]).ok);
-    let replayed = array.json(&["plan", "run", &file]);
+    let trace = cluster.json(&["jobs", &first, "--export-trace", "-"]);
+    check(&trace, &cluster.json(&["jobs", &first]));
+    let file = cluster.path("first.json").display().to_string();
+    assert!(cluster.run(&["jobs", &first, "--export-trace", &file]).ok);
+    let replayed = cluster.json(&["plan", "run", &file]);
     assert_eq!(replayed["placement"], "recorded");
     assert_eq!(replayed["tasks"].as_array().unwrap().len(), 9);
     // There are nine tasks; eight of them take 0.2 s, two at a time.
@@ -59,7 +59,7 @@ fn recorded_run_is_replayed_and_predicts_similar_run() {
         number(&replayed["makespan_ns"]) > 800_000_000,
         "{replayed:#}"
     );
-    let elsewhere = array.json(&[
+    let elsewhere = cluster.json(&[
         "plan",
         "run",
         &file,
@@ -70,17 +70,17 @@ fn recorded_run_is_replayed_and_predicts_similar_run() {
     ]);
     assert_eq!(elsewhere["policy"], "round-robin");
 
-    let same = array.json(&["plan", "compare", &first]);
+    let same = cluster.json(&["plan", "compare", &first]);
     assert_eq!(same["tasks"].as_array().unwrap().len(), 9);
     assert_eq!(same["makespan_ns"]["measured"], trace["makespan_ns"]);
-    let text = array.run(&["plan", "compare", &second, "--times-of", &file]);
+    let text = cluster.run(&["plan", "compare", &second, "--times-of", &file]);
     assert!(
         text.ok && text.out.contains("part7"),
         "{}{}",
         text.out,
         text.err
     );
-    refuses(&array);
+    refuses(&cluster);
 }
 
 /// Checks that a trace has the same data as its job, in a possible order.
@@ -112,14 +112,14 @@ fn check(trace: &Value, job: &Value) {
     assert_eq!(moved, number(&job["moved_bytes"]));
 }
 
-fn refuses(array: &Array) {
+fn refuses(cluster: &Cluster) {
     for (args, part) in [
         (vec!["jobs", "--export-trace", "-"], "<JOB>"),
         (vec!["jobs", "999", "--export-trace", "-"], "no job 999"),
         (vec!["plan", "compare", "999"], "no job 999"),
         (vec!["plan", "compare", "none.json"], "none.json"),
     ] {
-        let said = array.run(&args);
+        let said = cluster.run(&args);
         assert!(
             !said.ok && said.err.contains(part),
             "{args:?}: {}",

@@ -1,6 +1,6 @@
-//! Ordinary users and their adversaries: on a client host with tokens of their own, and at the control folder.
+//! Ordinary users and their adversaries: on a client host with tokens of their own, and at the control directory.
 
-use crate::array::{Array, Options, Said, said, wait};
+use crate::cluster::{Cluster, Options, Said, said, wait};
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -16,25 +16,25 @@ const ALICE: u32 = 4_000_001;
 const BOB: u32 = 4_000_002;
 const GROUP: u32 = 4_005_050;
 
-/// Client host with a home for each user, and no data of the array except the tokens of its users.
+/// Client host with a home for each user, and no data of the cluster except the tokens of its users.
 struct ClientHost {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     server: String,
 }
 
 impl ClientHost {
-    fn of(array: &Array) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
-        // Users can't search the folder of the build.
+    fn of(cluster: &Cluster) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        // Users can't search the directory of the build.
         std::fs::copy(
             env!("CARGO_BIN_EXE_tidemill"),
-            folder.path().join("tidemill"),
+            directory.path().join("tidemill"),
         )
         .unwrap();
         let host = Self {
-            folder,
-            server: array.address(),
+            directory,
+            server: cluster.address(),
         };
         for uid in [ALICE, BOB] {
             std::fs::create_dir(host.home(uid)).unwrap();
@@ -44,7 +44,7 @@ impl ClientHost {
     }
 
     fn home(&self, uid: u32) -> PathBuf {
-        self.folder.path().join(uid.to_string())
+        self.directory.path().join(uid.to_string())
     }
 
     fn token(&self, uid: u32) -> PathBuf {
@@ -53,7 +53,7 @@ impl ClientHost {
 
     /// Runs `tidemill ARGS` there as a user.
     fn run(&self, uid: u32, args: &[&str]) -> Said {
-        let mut command = Command::new(self.folder.path().join("tidemill"));
+        let mut command = Command::new(self.directory.path().join("tidemill"));
         for name in ["XDG_CONFIG_HOME", "TIDEMILL_TOKEN_FILE", "TIDEMILL_CONFIG"] {
             command.env_remove(name);
         }
@@ -78,27 +78,27 @@ fn remote() -> Options {
 }
 
 /// Makes a token of a user at the place where the command line looks for it.
-fn give_token(array: &Array, host: &ClientHost, uid: u32) -> u64 {
+fn give_token(cluster: &Cluster, host: &ClientHost, uid: u32) -> u64 {
     let (user, path) = (uid.to_string(), host.token(uid));
     let path = path.to_str().unwrap();
-    let made = array.json(&["token", "create", "--user", &user, "--output", path]);
+    let made = cluster.json(&["token", "create", "--user", &user, "--output", path]);
     made["token"]["token"].as_u64().unwrap()
 }
 
 #[test]
 fn variables_and_reduce_refuse_files_of_other_users() {
-    let Some(array) = Array::with(remote()) else {
+    let Some(cluster) = Cluster::with(remote()) else {
         return;
     };
-    let host = ClientHost::of(&array);
+    let host = ClientHost::of(&cluster);
     for uid in [ALICE, BOB] {
-        give_token(&array, &host, uid);
+        give_token(&cluster, &host, uid);
     }
     let file = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../format/tests/fixtures/climate.nc"
     );
-    array.sh(&format!(
+    cluster.sh(&format!(
         "chmod 755 .; cp {file} f.nc; chown {ALICE} f.nc; chmod 600 f.nc; sync f.nc"
     ));
     for args in [
@@ -115,16 +115,16 @@ fn variables_and_reduce_refuse_files_of_other_users() {
 
 #[test]
 fn zarr_with_unreadable_chunk_is_refused_as_input() {
-    let Some(array) = Array::with(remote()) else {
+    let Some(cluster) = Cluster::with(remote()) else {
         return;
     };
-    let host = ClientHost::of(&array);
-    give_token(&array, &host, ALICE);
+    let host = ClientHost::of(&cluster);
+    give_token(&cluster, &host, ALICE);
     let zarr = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../format/tests/fixtures/three.zarr"
     );
-    array.sh(&format!(
+    cluster.sh(&format!(
         "chmod 755 .; mkdir w; cp -r {zarr} z; chmod -R go+rX z; chown -R {ALICE} w z; chown {BOB} z/tas/c/0/1; chmod 600 z/tas/c/0/1; \
          find . -name .tidemill -prune -o -type f -exec sync {{}} +"
     ));
@@ -147,11 +147,11 @@ fn zarr_with_unreadable_chunk_is_refused_as_input() {
 
 #[test]
 fn token_gives_command_line_rights_of_its_user_only() {
-    let Some(array) = Array::with(remote()) else {
+    let Some(cluster) = Cluster::with(remote()) else {
         return;
     };
-    let host = ClientHost::of(&array);
-    array.sh(&format!(
+    let host = ClientHost::of(&cluster);
+    cluster.sh(&format!(
         "mkdir w b; chown {ALICE} w; chown {BOB} b; chmod 700 w b; echo secret > of-root; chmod 600 of-root"
     ));
     let nobody = host.run(ALICE, &["ls"]);
@@ -160,9 +160,9 @@ fn token_gives_command_line_rights_of_its_user_only() {
         "{}",
         nobody.err
     );
-    let token = give_token(&array, &host, ALICE);
-    hosts_token(&array, &host);
-    give_token(&array, &host, BOB);
+    let token = give_token(&cluster, &host, ALICE);
+    hosts_token(&cluster, &host);
+    give_token(&cluster, &host, BOB);
 
     std::fs::write(host.home(ALICE).join("in"), "3 1 2\n".repeat(1000)).unwrap();
     std::fs::write(
@@ -205,17 +205,17 @@ fn token_gives_command_line_rights_of_its_user_only() {
     }
 
     nobody_else(&host);
-    revoked(&array, &host, token);
+    revoked(&cluster, &host, token);
 }
 
 /// The configuration names the host's token, for its mount. A user's own token takes precedence; without one, the error
 /// explains how to get a token. A corrupt token file is reported to all users.
-fn hosts_token(array: &Array, host: &ClientHost) {
+fn hosts_token(cluster: &Cluster, host: &ClientHost) {
     let (token, config) = (
-        host.folder.path().join("host-token"),
-        host.folder.path().join("host.toml"),
+        host.directory.path().join("host-token"),
+        host.directory.path().join("host.toml"),
     );
-    std::fs::copy(array.token_file(), &token).unwrap();
+    std::fs::copy(cluster.token_file(), &token).unwrap();
     let text = format!("[client]\ntoken-file = \"{}\"\n", token.display());
     std::fs::write(&config, text).unwrap();
     let ls = ["--config", config.to_str().unwrap(), "ls"];
@@ -235,7 +235,7 @@ fn hosts_token(array: &Array, host: &ClientHost) {
     );
 }
 
-/// A user can't act as root, as another user, or as a daemon of the array.
+/// A user can't act as root, as another user, or as a daemon of the cluster.
 fn nobody_else(host: &ClientHost) {
     for args in [
         &["cat", "/of-root"][..],
@@ -245,7 +245,7 @@ fn nobody_else(host: &ClientHost) {
         &["check"],
         &["jobs", "--all"],
         &["token", "create", "--output", "another"],
-        &["token", "create", "--trusted", "--output", "another"],
+        &["token", "create", "--daemon", "--output", "another"],
     ] {
         assert!(!host.run(ALICE, args).ok, "{args:?}");
     }
@@ -261,7 +261,7 @@ fn nobody_else(host: &ClientHost) {
     assert!(!stolen.ok, "{}", stolen.out);
 }
 
-fn revoked(array: &Array, host: &ClientHost, token: u64) {
+fn revoked(cluster: &Cluster, host: &ClientHost, token: u64) {
     std::fs::set_permissions(host.token(ALICE), PermissionsExt::from_mode(0o644)).unwrap();
     let public = host.run(ALICE, &["ls"]);
     assert!(
@@ -270,7 +270,7 @@ fn revoked(array: &Array, host: &ClientHost, token: u64) {
         public.err
     );
     std::fs::set_permissions(host.token(ALICE), PermissionsExt::from_mode(0o600)).unwrap();
-    array.json(&["token", "revoke", &token.to_string()]);
+    cluster.json(&["token", "revoke", &token.to_string()]);
     let revoked = host.run(ALICE, &["ls"]);
     assert!(
         !revoked.ok && revoked.err.contains("revoked"),
@@ -282,12 +282,12 @@ fn revoked(array: &Array, host: &ClientHost, token: u64) {
 
 #[test]
 fn chmod_revokes_granted_capability() {
-    let Some(array) = Array::with(remote()) else {
+    let Some(cluster) = Cluster::with(remote()) else {
         return;
     };
-    let host = ClientHost::of(&array);
-    array.sh("echo open to all > file; chmod 644 file");
-    give_token(&array, &host, BOB);
+    let host = ClientHost::of(&cluster);
+    cluster.sh("echo open to all > file; chmod 644 file");
+    give_token(&cluster, &host, BOB);
     let credential = Credential::read(&host.token(BOB)).unwrap();
     let bob = v1::Credentials {
         uid: BOB,
@@ -333,12 +333,12 @@ fn chmod_revokes_granted_capability() {
     });
     let given = open().unwrap();
     assert_eq!(read(&given).unwrap(), "open to all\n");
-    array.sh("chmod 600 file");
+    cluster.sh("chmod 600 file");
     wait("the node has heard of it", || {
         matches!(read(&given), Err(Error::NodeRefused { status: 403, .. }))
     });
     assert!(open().is_err());
-    array.sh("chmod 644 file");
+    cluster.sh("chmod 644 file");
     assert!(read(&given).is_err(), "what was taken back stays so");
     assert_eq!(read(&open().unwrap()).unwrap(), "open to all\n");
 }
@@ -347,10 +347,10 @@ fn chmod_revokes_granted_capability() {
 /// the descriptor, add no rights.
 #[test]
 fn submission_uses_groups_of_the_open() {
-    let Some(array) = Array::start() else {
+    let Some(cluster) = Cluster::start() else {
         return;
     };
-    array.sh(&format!(
+    cluster.sh(&format!(
         "mkdir b; chown {BOB}:{BOB} b; echo secret > of-group; chown 0:{GROUP} of-group; chmod 640 of-group"
     ));
     let script = |name: &str| {
@@ -358,12 +358,12 @@ fn submission_uses_groups_of_the_open() {
             r#"name = "{name}"; workdir = "/b"; tasks = ( {{ name = "t"; kernel = "cat"; args = ["of-group"];
                input = ["/of-group"]; output = ["{name}"]; stdout = "{name}"; }} );"#
         );
-        let path = array.at(&format!("b/{name}.conf"));
+        let path = cluster.at(&format!("b/{name}.conf"));
         std::fs::write(&path, text).unwrap();
         path
     };
     let submit = |path: PathBuf, before: &[u32], after: &[u32]| {
-        let control = std::fs::File::open(array.at(".tidemill")).unwrap();
+        let control = std::fs::File::open(cluster.at(".tidemill")).unwrap();
         let groups = |of: &[u32]| -> Vec<rustix::process::Gid> {
             let of = of.iter().copied();
             of.map(rustix::process::Gid::from_raw).collect()
@@ -392,23 +392,23 @@ fn submission_uses_groups_of_the_open() {
     assert_eq!(refused.raw_os_error(), Some(22), "{refused}");
     submit(script("honest"), &[GROUP], &[]).unwrap();
     wait("the honest job has its result", || {
-        array.try_sh("cat b/honest").out == "secret\n"
+        cluster.try_sh("cat b/honest").out == "secret\n"
     });
-    assert!(!array.at("b/gained").exists());
+    assert!(!cluster.at("b/gained").exists());
 }
 
 /// Control characters in names and messages of other users do not reach the reader's terminal.
 #[test]
 fn terminal_escapes_in_names_are_not_printed() {
-    let Some(array) = Array::start() else {
+    let Some(cluster) = Cluster::start() else {
         return;
     };
-    array.sh(r"mkdir w; touch $'w/a\e]0;title\ab\nforged'");
-    let job = array.submit(
+    cluster.sh(r"mkdir w; touch $'w/a\e]0;title\ab\nforged'");
+    let job = cluster.submit(
         "name = \"escape\"; workdir = \"/w\"; retries = 0; tasks = ( { name = \"t\"; kernel = \"/bin/sh\"; \
          args = [\"-c\", \"printf '\\\\033[2Jgone\\\\n' >&2; exit 3\"]; output = [\"never\"]; } );",
     );
-    array.ended(job);
+    cluster.ended(job);
     let job = job.to_string();
     for args in [
         &["ls", "/w"][..],
@@ -418,13 +418,13 @@ fn terminal_escapes_in_names_are_not_printed() {
         &["--json", "ls", "/w"],
         &["--json", "logs", &job],
     ] {
-        let said = array.run(args);
+        let said = cluster.run(args);
         assert!(said.ok, "{}", said.err);
         let obeyed = |text: &str| text.contains(|c: char| c.is_control() && c != '\n');
         assert!(!obeyed(&said.out), "{args:?}: {:?}", said.out);
     }
-    assert_eq!(array.run(&["ls", "/w"]).out.lines().count(), 1);
-    assert!(array.run(&["logs", &job]).out.contains("[2Jgone"));
+    assert_eq!(cluster.run(&["ls", "/w"]).out.lines().count(), 1);
+    assert!(cluster.run(&["logs", &job]).out.contains("[2Jgone"));
 }
 
 /// Sealed objects belong to a user of their own, so `nobody` has kernels like everybody; objects that were sealed when
@@ -432,52 +432,52 @@ fn terminal_escapes_in_names_are_not_printed() {
 #[test]
 fn user_nobody_runs_jobs() {
     const NOBODY: u32 = 65534;
-    let Some(array) = Array::start() else {
+    let Some(cluster) = Cluster::start() else {
         return;
     };
-    array.sh("mkdir n; chmod 777 n; seq 1000 > n/new; seq 2000 > n/former");
-    let nodes = array.node_folder(0);
+    cluster.sh("mkdir n; chmod 777 n; seq 1000 > n/new; seq 2000 > n/former");
+    let nodes = cluster.node_directory(0);
     let find = format!(
         "find {} -path '*/objects/*' -size 8893c -perm 444",
         nodes.parent().unwrap().display()
     );
-    wait("the file is sealed", || !array.sh(&find).is_empty());
-    let former = PathBuf::from(array.sh(&find).trim());
+    wait("the file is sealed", || !cluster.sh(&find).is_empty());
+    let former = PathBuf::from(cluster.sh(&find).trim());
     std::os::unix::fs::chown(&former, Some(NOBODY), Some(NOBODY)).unwrap();
     let script = r#"name = "of-nobody"; workdir = "/n"; tasks = ( { name = "t"; kernel = "/bin/sh";
         args = ["-c", "chmod 666 former; (echo more >> former); cat new former | wc -l; id -u"];
         input = ["new", "former"]; output = ["lines"]; stdout = "lines"; } );"#;
-    std::fs::write(array.at("n/job.conf"), script).unwrap();
-    let submit = array.at(&format!(".tidemill/{NOBODY}/submit"));
-    array.sh(&format!(
+    std::fs::write(cluster.at("n/job.conf"), script).unwrap();
+    let submit = cluster.at(&format!(".tidemill/{NOBODY}/submit"));
+    cluster.sh(&format!(
         "setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups sh -c 'echo {} > {}'",
-        array.at("n/job.conf").display(),
+        cluster.at("n/job.conf").display(),
         submit.display()
     ));
     wait("the job of nobody has its result", || {
-        array.try_sh("cat n/lines").out == "3000\n65534\n"
+        cluster.try_sh("cat n/lines").out == "3000\n65534\n"
     });
     let owner = std::fs::metadata(&former).unwrap();
     assert_ne!(owner.uid(), NOBODY);
     assert_eq!(owner.mode() & 0o777, 0o444);
-    assert_eq!(array.sh("wc -l < n/former"), "2000\n");
+    assert_eq!(cluster.sh("wc -l < n/former"), "2000\n");
 }
 
 /// `reduce --to cluster:` reads and writes with the rights of its caller.
 #[test]
 fn reduce_to_cluster_uses_rights_of_caller() {
-    let Some(array) = Array::with(remote()) else {
+    let Some(cluster) = Cluster::with(remote()) else {
         return;
     };
-    let host = ClientHost::of(&array);
+    let host = ClientHost::of(&cluster);
     for uid in [ALICE, BOB] {
-        give_token(&array, &host, uid);
+        give_token(&cluster, &host, uid);
     }
     let file = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../format/tests/fixtures/climate.nc"
     );
-    array.sh(&format!(
+    cluster.sh(&format!(
         "chmod 755 .; mkdir a b open; cp {file} a/f.nc; cp {file} b/f.nc; cp {file} open/f.nc; echo of root > open/of-root.nc; \
          chown -R {ALICE} a; chown -R {BOB} b; chmod 700 a b; chmod 777 open; chmod +t open; sync a/f.nc b/f.nc open/f.nc open/of-root.nc"
     ));
@@ -491,11 +491,11 @@ fn reduce_to_cluster_uses_rights_of_caller() {
     for (file, to) in [("/a/f.nc", "/a/mean.nc"), ("/open/f.nc", "/open/alice.nc")] {
         let said = reduce(ALICE, file, to);
         assert!(said.ok, "{to}: {}", said.err);
-        let made = std::fs::metadata(array.at(&to[1..])).unwrap();
+        let made = std::fs::metadata(cluster.at(&to[1..])).unwrap();
         assert_eq!(made.uid(), ALICE, "{to}");
         assert!(host.done(ALICE, &["lineage", to]).contains(file), "{to}");
     }
-    let kept = array.sh("cat open/alice.nc | sha256sum; cat open/of-root.nc");
+    let kept = cluster.sh("cat open/alice.nc | sha256sum; cat open/of-root.nc");
     for (file, to) in [
         // The destination, then the source, belongs to another user.
         ("/a/f.nc", "/b/of-alice.nc"),
@@ -507,9 +507,9 @@ fn reduce_to_cluster_uses_rights_of_caller() {
         let said = reduce(BOB, file, to);
         assert!(!said.ok, "{file} to {to}: {}{}", said.out, said.err);
     }
-    assert_eq!(array.sh("ls a b"), "a:\nf.nc\nmean.nc\n\nb:\nf.nc\n");
+    assert_eq!(cluster.sh("ls a b"), "a:\nf.nc\nmean.nc\n\nb:\nf.nc\n");
     assert_eq!(
-        array.sh("cat open/alice.nc | sha256sum; cat open/of-root.nc"),
+        cluster.sh("cat open/alice.nc | sha256sum; cat open/of-root.nc"),
         kept
     );
     let said = host.run(BOB, &["lineage", "/a/mean.nc"]);
@@ -525,14 +525,14 @@ fn reduce_to_cluster_uses_rights_of_caller() {
 /// is removed, and other files are unchanged.
 #[test]
 fn seal_with_false_length_marks_file_as_damaged() {
-    let Some(array) = Array::with(remote()) else {
+    let Some(cluster) = Cluster::with(remote()) else {
         return;
     };
-    let host = ClientHost::of(&array);
-    array.sh(&format!(
+    let host = ClientHost::of(&cluster);
+    cluster.sh(&format!(
         "chmod 755 .; mkdir b; chown {BOB} b; echo honest > honest; sync honest"
     ));
-    give_token(&array, &host, BOB);
+    give_token(&cluster, &host, BOB);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let client = Liar::of(&host, &runtime);
     for (name, size, first) in [
@@ -544,27 +544,27 @@ fn seal_with_false_length_marks_file_as_damaged() {
         let sealed = client.seal_as(name, size, first);
         let Err(error) = sealed else {
             wait(&format!("{name} is known to be damaged"), || {
-                let said = array.run(&["cat", &format!("/b/{name}")]);
+                let said = cluster.run(&["cat", &format!("/b/{name}")]);
                 !said.ok && said.out.is_empty()
             });
             continue;
         };
         assert_eq!(size, u64::MAX, "{name}: {error}");
     }
-    let read = array.try_sh("cat b/longer b/longer-first b/shorter");
+    let read = cluster.try_sh("cat b/longer b/longer-first b/shorter");
     assert!(!read.ok && read.out.is_empty(), "{}", read.out);
-    assert_eq!(array.sh("cat honest"), "honest\n");
+    assert_eq!(cluster.sh("cat honest"), "honest\n");
     let states = said(
-        array
+        cluster
             .tidemill()
             .args(["--json", "health"])
             .output()
             .unwrap(),
     );
     assert!(states.out.contains("data-lost"), "{}", states.out);
-    array.sh("rm -r b");
+    cluster.sh("rm -r b");
     wait("all is well when they are gone", || {
-        array.run(&["health"]).code == Some(0)
+        cluster.run(&["health"]).code == Some(0)
     });
 }
 

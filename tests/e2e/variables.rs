@@ -1,6 +1,6 @@
-//! Tests the variables of scientific files and the locations of their bytes, in an array of real processes.
+//! Tests the variables of scientific files and the locations of their bytes, in a cluster of real processes.
 
-use crate::array::{Array, Options};
+use crate::cluster::{Cluster, Options};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,9 +18,9 @@ fn variable<'a>(shown: &'a Value, name: &str) -> &'a Value {
         .unwrap_or_else(|| panic!("{name}: {shown}"))
 }
 
-fn put(array: &Array, name: &str, flags: &[&str]) {
+fn put(cluster: &Cluster, name: &str, flags: &[&str]) {
     let local = fixture(name);
-    let said = array.run(
+    let said = cluster.run(
         &[
             &["put"],
             flags,
@@ -41,9 +41,9 @@ fn sum(of: &Value, what: &str) -> u64 {
 }
 
 /// Checks that record variables of classic files, which are interleaved, are counted.
-fn records_are_counted(array: &Array) {
-    put(array, "cdf1.nc", &[]);
-    let shown = array.json(&["variables", "/cdf1.nc", "packed"]);
+fn records_are_counted(cluster: &Cluster) {
+    put(cluster, "cdf1.nc", &[]);
+    let shown = cluster.json(&["variables", "/cdf1.nc", "packed"]);
     let packed = variable(&shown, "packed");
     assert_eq!(
         (&packed["storage"], sum(packed, "bytes")),
@@ -58,15 +58,15 @@ fn records_are_counted(array: &Array) {
 #[test]
 fn variables_are_shown_with_parts_and_nodes() {
     for remote in [false, true] {
-        let Some(array) = Array::with(Options {
+        let Some(cluster) = Cluster::with(Options {
             nodes: 3,
             remote,
             ..Options::default()
         }) else {
             return;
         };
-        put(&array, "netcdf4.nc", &["--stripe", "4096,3"]);
-        let shown = array.json(&["variables", "/netcdf4.nc"]);
+        put(&cluster, "netcdf4.nc", &["--stripe", "4096,3"]);
+        let shown = cluster.json(&["variables", "/netcdf4.nc"]);
         assert_eq!(
             (&shown["format"], &shown["attributes"]["title"]),
             (&"netCDF-4".into(), &"groups and dimensions".into())
@@ -81,7 +81,7 @@ fn variables_are_shown_with_parts_and_nodes() {
             (&"float32".into(), &serde_json::json!([2, 4, 3]))
         );
         // The places are those of the layout, and all bytes of the chunks are on some node.
-        let layout = array.json(&["layout", "/netcdf4.nc"]);
+        let layout = cluster.json(&["layout", "/netcdf4.nc"]);
         let nodes: Vec<&Value> = layout["parts"]
             .as_array()
             .unwrap()
@@ -92,7 +92,7 @@ fn variables_are_shown_with_parts_and_nodes() {
             let part = usize::try_from(place["part"].as_u64().unwrap()).unwrap();
             assert_eq!(&place["node"], nodes[part]);
         }
-        let whole = array.json(&[
+        let whole = cluster.json(&[
             "variables",
             "--local",
             fixture("netcdf4.nc").to_str().unwrap(),
@@ -111,26 +111,28 @@ fn variables_are_shown_with_parts_and_nodes() {
             .map(|place| place["part"].as_u64().unwrap())
             .collect();
         assert_eq!(parts.len(), 3, "{shown}");
-        let said = array.run(&["variables", "/netcdf4.nc", "deflated"]);
+        let said = cluster.run(&["variables", "/netcdf4.nc", "deflated"]);
         assert!(
             said.out.contains("deflated:note_03 = text 3")
                 && said.out.contains("chunks 2×4×3, shuffle+deflate"),
             "{}",
             said.out
         );
-        records_are_counted(&array);
+        records_are_counted(&cluster);
     }
 }
 
 #[test]
-fn folder_of_array_may_be_zarr() {
-    let Some(array) = Array::start() else { return };
-    array.sh(&format!(
+fn directory_of_cluster_may_be_zarr() {
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh(&format!(
         "cp -r {} three.zarr",
         fixture("three.zarr").display()
     ));
-    let shown = array.json(&["variables", "/three.zarr"]);
-    let local = array.json(&[
+    let shown = cluster.json(&["variables", "/three.zarr"]);
+    let local = cluster.json(&[
         "variables",
         "--local",
         fixture("three.zarr").to_str().unwrap(),
@@ -157,9 +159,11 @@ fn folder_of_array_may_be_zarr() {
 
 #[test]
 fn unscientific_file_is_refused_with_reason() {
-    let Some(array) = Array::start() else { return };
-    put(&array, "cdf1.nc", &[]);
-    array.sh("echo hello > text; head -c 300 cdf1.nc > cut.nc; mkdir folder");
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    put(&cluster, "cdf1.nc", &[]);
+    cluster.sh("echo hello > text; head -c 300 cdf1.nc > cut.nc; mkdir directory");
     for (arguments, why) in [
         (
             &["/text"][..],
@@ -167,10 +171,10 @@ fn unscientific_file_is_refused_with_reason() {
         ),
         (&["/cut.nc"], "the file ends at 300"),
         (&["/cdf1.nc", "tas"], "no variable tas; there are i1_3t"),
-        (&["/folder"], "this folder is no Zarr"),
+        (&["/directory"], "this directory is no Zarr"),
         (&["/nothing"], "nothing"),
     ] {
-        let said = array.run(&[&["variables"], arguments].concat());
+        let said = cluster.run(&[&["variables"], arguments].concat());
         assert!(
             !said.ok && said.err.contains(why),
             "{arguments:?}: {}",

@@ -1,7 +1,7 @@
 //! Tests nodes in memory: which files are stored there, where files are stored when the memory is full, and which files the end of
 //! their host loses.
 
-use crate::array::{Array, folder_of_nobody, said, wait};
+use crate::cluster::{Cluster, directory_of_nobody, said, wait};
 use crate::require;
 use serde_json::Value;
 use std::io::Write;
@@ -11,26 +11,27 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::thread::JoinHandle;
 
-/// Id of the node in memory of these arrays; nodes 0 and 1 are on a disk.
+/// Id of the node in memory of these clusters; nodes 0 and 1 are on a disk.
 const MEMORY: u64 = 2;
 const MEMORY_INDEX: usize = 2;
 const MIB: usize = 1 << 20;
 
-/// Starts an array with a node in memory of 128 MiB, and a folder that requests it.
-fn start() -> Option<Array> {
-    let mut array = Array::start()?;
-    array.add_node(&["--medium", "memory", "--capacity", "128MiB"]);
-    array.sh("mkdir m d; chmod 777 m; setfattr -n user.tidemill.medium -v memory m; mkdir m/below");
+/// Starts a cluster with a node in memory of 128 MiB, and a directory that requests it.
+fn start() -> Option<Cluster> {
+    let mut cluster = Cluster::start()?;
+    cluster.add_node(&["--medium", "memory", "--capacity", "128MiB"]);
+    cluster
+        .sh("mkdir m d; chmod 777 m; setfattr -n user.tidemill.medium -v memory m; mkdir m/below");
     wait("the mount knows the node in memory", || {
-        array.sh("echo probe > m/probe");
-        node_of(&array, "/m/probe") == MEMORY
+        cluster.sh("echo probe > m/probe");
+        node_of(&cluster, "/m/probe") == MEMORY
     });
-    Some(array)
+    Some(cluster)
 }
 
 /// Returns the node with the first copy of a file.
-fn node_of(array: &Array, path: &str) -> u64 {
-    let layout = array.json(&["layout", path]);
+fn node_of(cluster: &Cluster, path: &str) -> u64 {
+    let layout = cluster.json(&["layout", path]);
     layout["parts"][0]["copies"][0]["node"].as_u64().unwrap()
 }
 
@@ -40,76 +41,76 @@ fn bytes(count: usize, seed: u64) -> Vec<u8> {
     words.flat_map(u64::to_le_bytes).collect()
 }
 
-fn node(array: &Array, id: u64) -> Value {
-    let status = array.json(&["status"]);
+fn node(cluster: &Cluster, id: u64) -> Value {
+    let status = cluster.json(&["status"]);
     let nodes = status["nodes"].as_array().unwrap().iter();
     nodes.clone().find(|one| one["node"] == id).unwrap().clone()
 }
 
-/// Files are stored in memory if their folder asks for it, and only then. Tasks never run there, every kill leaves the
+/// Files are stored in memory if their directory asks for it, and only then. Tasks never run there, every kill leaves the
 /// files unchanged, and draining the node moves them to disks.
 #[test]
 fn files_in_memory_on_request_survive_every_kill() {
-    let Some(mut array) = start() else { return };
+    let Some(mut cluster) = start() else { return };
     let content = bytes(3 * MIB, 1);
-    std::fs::write(array.at("m/below/f"), &content).unwrap();
-    array.sh("for i in 1 2 3 4; do echo $i > d/f$i; done");
-    assert_eq!(node_of(&array, "/m/below/f"), MEMORY);
+    std::fs::write(cluster.at("m/below/f"), &content).unwrap();
+    cluster.sh("for i in 1 2 3 4; do echo $i > d/f$i; done");
+    assert_eq!(node_of(&cluster, "/m/below/f"), MEMORY);
     for i in 1..=4 {
-        assert!(node_of(&array, &format!("/d/f{i}")) < MEMORY);
+        assert!(node_of(&cluster, &format!("/d/f{i}")) < MEMORY);
     }
-    let told = array.sh("getfattr --only-values -n user.tidemill.medium m/below/f");
+    let told = cluster.sh("getfattr --only-values -n user.tidemill.medium m/below/f");
     assert_eq!(told, "memory");
     assert!(
-        !array
+        !cluster
             .try_sh("setfattr -n user.tidemill.medium -v tape d")
             .ok
     );
-    let shown = node(&array, MEMORY);
+    let shown = node(&cluster, MEMORY);
     assert_eq!(
         (&shown["medium"], &shown["cores"]),
         (&"memory".into(), &0.into())
     );
-    assert!(array.run(&["status"]).out.contains("store, memory"));
+    assert!(cluster.run(&["status"]).out.contains("store, memory"));
     // A task runs on another node in any case, and so its output is stored there.
-    let job = array.submit(
+    let job = cluster.submit(
         r#"name = "j"; workdir = "/m"; tasks = (
             { name = "t"; kernel = "/bin/cat"; args = ["below/f"]; input = ["below/f"]; output = ["out"]; stdout = "out"; },
             { name = "l"; kernel = "/bin/cat"; args = ["out"]; input = ["out"]; output = ["light"]; stdout = "light";
               cores = 0; } );"#,
     );
-    array.done(job);
-    assert!(node_of(&array, "/m/out") < MEMORY && node_of(&array, "/m/light") < MEMORY);
-    assert!(std::fs::read(array.at("m/light")).unwrap() == content);
+    cluster.done(job);
+    assert!(node_of(&cluster, "/m/out") < MEMORY && node_of(&cluster, "/m/light") < MEMORY);
+    assert!(std::fs::read(cluster.at("m/light")).unwrap() == content);
     // A reader with an open file can read on while its node is offline; after the restart, the node has all its files.
-    let open = std::fs::File::open(array.at("m/below/f")).unwrap();
-    array.kill_node(MEMORY_INDEX);
+    let open = std::fs::File::open(cluster.at("m/below/f")).unwrap();
+    cluster.kill_node(MEMORY_INDEX);
     let mut read = vec![0; content.len()];
     open.read_exact_at(&mut read, 0).unwrap();
     assert!(read == content);
     drop(open);
-    array.kill_mount();
-    array.kill_server();
-    array.start_server();
-    array.start_node(MEMORY_INDEX);
-    array.wait_for_nodes(3);
-    array.start_mount();
-    assert!(std::fs::read(array.at("m/below/f")).unwrap() == content);
-    assert!(array.run(&["check", "--age", "0"]).ok);
+    cluster.kill_mount();
+    cluster.kill_server();
+    cluster.start_server();
+    cluster.start_node(MEMORY_INDEX);
+    cluster.wait_for_nodes(3);
+    cluster.start_mount();
+    assert!(std::fs::read(cluster.at("m/below/f")).unwrap() == content);
+    assert!(cluster.run(&["check", "--age", "0"]).ok);
     // A rewritten file begins with its old content, and is in memory as well.
-    array.sh("printf more >> m/below/f");
-    assert_eq!(node_of(&array, "/m/below/f"), MEMORY);
-    let drained = array.run(&["node", "drain", "2", "--wait"]);
+    cluster.sh("printf more >> m/below/f");
+    assert_eq!(node_of(&cluster, "/m/below/f"), MEMORY);
+    let drained = cluster.run(&["node", "drain", "2", "--wait"]);
     assert!(drained.ok, "{}{}", drained.out, drained.err);
     wait("it is in no use any more", || {
-        array.run(&["node", "remove", "2"]).ok
+        cluster.run(&["node", "remove", "2"]).ok
     });
-    assert!(node_of(&array, "/m/below/f") < MEMORY);
+    assert!(node_of(&cluster, "/m/below/f") < MEMORY);
     let mut more = content;
     more.extend(b"more");
-    assert!(std::fs::read(array.at("m/below/f")).unwrap() == more);
-    array.sh("echo late > m/late");
-    assert!(node_of(&array, "/m/late") < MEMORY);
+    assert!(std::fs::read(cluster.at("m/below/f")).unwrap() == more);
+    cluster.sh("echo late > m/late");
+    assert!(node_of(&cluster, "/m/late") < MEMORY);
 }
 
 /// Writes 40 MiB in pieces, at the end or at their offsets; returns the content.
@@ -139,34 +140,34 @@ fn write(path: PathBuf, seed: u64, append: bool) -> JoinHandle<Vec<u8>> {
 /// and the bound holds.
 #[test]
 fn file_that_outgrows_memory_continues_elsewhere() {
-    let Some(array) = start() else { return };
+    let Some(cluster) = start() else { return };
     // Another user has taken most of the memory.
-    array.sh(
+    cluster.sh(
         "setpriv --reuid 65534 --regid 65534 --clear-groups sh -c 'head -c 80000000 /dev/zero | tr \"\\0\" x > m/theirs'",
     );
-    assert_eq!(node_of(&array, "/m/theirs"), MEMORY);
+    assert_eq!(node_of(&cluster, "/m/theirs"), MEMORY);
     // In place, by appends and by writes at any offset, three at a time.
     let names = ["m/appended", "m/written", "m/another"];
     let writers = [
-        write(array.at(names[0]), 1, true),
-        write(array.at(names[1]), 2, false),
-        write(array.at(names[2]), 3, true),
+        write(cluster.at(names[0]), 1, true),
+        write(cluster.at(names[1]), 2, false),
+        write(cluster.at(names[2]), 3, true),
     ];
     for (name, writer) in names.into_iter().zip(writers) {
         let content = writer.join().unwrap();
-        let read = std::fs::read(array.at(name)).unwrap();
+        let read = std::fs::read(cluster.at(name)).unwrap();
         assert!(read == content, "{name}: {} bytes", read.len());
     }
-    let nodes = names.map(|name| node_of(&array, &format!("/{name}")));
+    let nodes = names.map(|name| node_of(&cluster, &format!("/{name}")));
     assert!(
         nodes.iter().filter(|&&one| one == MEMORY).count() <= 1,
         "{nodes:?}"
     );
-    assert_eq!(node_of(&array, "/m/theirs"), MEMORY);
-    let theirs = array.sh("wc -c < m/theirs; tr -d x < m/theirs | wc -c");
+    assert_eq!(node_of(&cluster, "/m/theirs"), MEMORY);
+    let theirs = cluster.sh("wc -c < m/theirs; tr -d x < m/theirs | wc -c");
     assert_eq!(theirs, "80000000\n0\n");
     // The Linux kernel writes pages of a memory map, and a file only becomes longer.
-    array.sh("python3 -c \"
+    cluster.sh("python3 -c \"
 import mmap, os
 f = os.open('m/mapped', os.O_RDWR | os.O_CREAT)
 os.ftruncate(f, 60 << 20)
@@ -177,28 +178,28 @@ f = open('m/mapped', 'rb')
 for at in range(0, 60 << 20, 4096):
     f.seek(at); assert f.read(8) == at.to_bytes(8, 'little'), at
 \"");
-    assert!(array.json(&["status"])["spilled"].as_u64().unwrap() >= 3);
+    assert!(cluster.json(&["status"])["spilled"].as_u64().unwrap() >= 3);
     assert!(
-        array
+        cluster
             .run(&["status"])
             .out
             .contains("asked for memory in vain")
     );
     // Files that were moved to disks use no memory any more.
-    array.sh("rm m/theirs m/appended m/written m/another m/mapped");
+    cluster.sh("rm m/theirs m/appended m/written m/another m/mapped");
     wait("memory is free again", || {
-        node(&array, MEMORY)["free_bytes"].as_u64() > Some(100 << 20)
+        node(&cluster, MEMORY)["free_bytes"].as_u64() > Some(100 << 20)
     });
-    std::fs::write(array.at("m/new"), b"fits").unwrap();
-    assert_eq!(node_of(&array, "/m/new"), MEMORY);
+    std::fs::write(cluster.at("m/new"), b"fits").unwrap();
+    assert_eq!(node_of(&cluster, "/m/new"), MEMORY);
     wait("nothing is left over", || {
-        array.run(&["check", "--age", "0"]).ok
+        cluster.run(&["check", "--age", "0"]).ok
     });
 }
 
 /// Returns the files that are reported as lost with their memory.
-fn lost(array: &Array) -> Vec<String> {
-    let mut command = array.tidemill();
+fn lost(cluster: &Cluster) -> Vec<String> {
+    let mut command = cluster.tidemill();
     let said = command
         .args(["--json", "health", "--all"])
         .output()
@@ -218,51 +219,51 @@ fn lost(array: &Array) -> Vec<String> {
 /// The host ends: files that were only in its memory are reported as lost, also files being written, and no other file is lost.
 #[test]
 fn files_lost_with_host_memory_are_reported() {
-    let Some(mut array) = start() else { return };
-    array.sh(
+    let Some(mut cluster) = start() else { return };
+    cluster.sh(
         "mkdir m/two; setfattr -n user.tidemill.copies -v 2,now m/two; echo kept > m/two/kept; sync m/two/kept
          echo gone > m/gone; echo disk > d/disk; echo old > m/again; sync m/gone m/again",
     );
-    let copies = array.json(&["layout", "/m/two/kept"]);
+    let copies = cluster.json(&["layout", "/m/two/kept"]);
     assert_eq!(copies["parts"][0]["copies"][0]["node"], MEMORY);
-    let mut open = std::fs::File::create(array.at("m/open")).unwrap();
+    let mut open = std::fs::File::create(cluster.at("m/open")).unwrap();
     open.write_all(b"half").unwrap();
-    array.kill_mount();
-    array.lose_memory(MEMORY_INDEX);
-    array.start_node(MEMORY_INDEX);
-    array.wait_for_nodes(3);
+    cluster.kill_mount();
+    cluster.lose_memory(MEMORY_INDEX);
+    cluster.start_node(MEMORY_INDEX);
+    cluster.wait_for_nodes(3);
     drop(open);
-    array.start_mount();
+    cluster.start_mount();
     let named = ["/m/again", "/m/gone", "/m/open", "/m/probe"];
-    wait("what is lost is named", || lost(&array) == named);
+    wait("what is lost is named", || lost(&cluster) == named);
     for path in named {
-        let said = array.run(&["cat", path]);
+        let said = cluster.run(&["cat", path]);
         let named = said.err.contains(path) && said.err.contains("was in memory");
         assert!(!said.ok && named, "{}", said.err);
-        assert!(!array.try_sh(&format!("cat .{path}")).ok);
+        assert!(!cluster.try_sh(&format!("cat .{path}")).ok);
     }
-    assert_eq!(array.sh("cat m/two/kept d/disk"), "kept\ndisk\n");
-    let check = array.run(&["check", "--age", "0"]);
+    assert_eq!(cluster.sh("cat m/two/kept d/disk"), "kept\ndisk\n");
+    let check = cluster.run(&["check", "--age", "0"]);
     assert!(!check.ok && check.out.contains("/m/gone"), "{}", check.out);
     // The loss is recorded permanently.
-    array.kill_server();
-    array.start_server();
-    array.wait_for_nodes(3);
-    assert_eq!(lost(&array), named);
+    cluster.kill_server();
+    cluster.start_server();
+    cluster.wait_for_nodes(3);
+    assert_eq!(lost(&cluster), named);
     // A file with another copy is recreated in memory, and a file that is written again is available again.
-    array.sh("echo new > m/again; rm m/gone m/open m/probe");
-    wait("all is well", || array.run(&["health"]).ok);
-    assert_eq!(array.sh("cat m/again m/two/kept"), "new\nkept\n");
-    assert_eq!(node_of(&array, "/m/again"), MEMORY);
+    cluster.sh("echo new > m/again; rm m/gone m/open m/probe");
+    wait("all is well", || cluster.run(&["health"]).ok);
+    assert_eq!(cluster.sh("cat m/again m/two/kept"), "new\nkept\n");
+    assert_eq!(node_of(&cluster, "/m/again"), MEMORY);
     wait("nothing is left over", || {
-        array.run(&["check", "--age", "0"]).ok
+        cluster.run(&["check", "--age", "0"]).ok
     });
 }
 
 /// A user who may mount no file system in memory gets the host's shared memory, up to the configured size.
 #[test]
 fn ordinary_user_gets_shared_memory_up_to_limit() {
-    let Some(folder) = folder_of_nobody("test -w /dev/shm") else {
+    let Some(directory) = directory_of_nobody("test -w /dev/shm") else {
         return;
     };
     let run = |program: &str, args: &[&str]| {
@@ -275,10 +276,10 @@ fn ordinary_user_gets_shared_memory_up_to_limit() {
             "--clear-groups",
             program,
         ]);
-        command.env("HOME", folder.path()).current_dir("/");
+        command.env("HOME", directory.path()).current_dir("/");
         said(command.args(args).output().unwrap())
     };
-    let dir = folder.path().to_str().unwrap();
+    let dir = directory.path().to_str().unwrap();
     let tidemill = |args: &[&str]| {
         let args = [&["--dir", dir], args].concat();
         run(env!("CARGO_BIN_EXE_tidemill"), &args)
@@ -289,7 +290,7 @@ fn ordinary_user_gets_shared_memory_up_to_limit() {
         return;
     }
     let up = tidemill(&["up", "--nodes", "1", "--warehouse", "64MiB"]);
-    let target = std::fs::read_link(folder.path().join("node-999"));
+    let target = std::fs::read_link(directory.path().join("node-999"));
     let script = format!(
         "set -e; cd {dir}/mnt; mkdir m; setfattr -n user.tidemill.medium -v memory m; echo small > m/small
          seq 20000000 | head -c 100000000 > m/large; seq 20000000 | head -c 100000000 | cmp - m/large; cat m/small"

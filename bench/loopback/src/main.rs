@@ -1,7 +1,7 @@
-//! `loopback SOURCE MOUNTPOINT [--plain]`: shows the folder SOURCE at MOUNTPOINT, and does nothing else.
+//! `loopback SOURCE MOUNTPOINT [--plain]`: shows the directory SOURCE at MOUNTPOINT, and does nothing else.
 //!
 //! Peer for measurements of the mount. It has the same library, one thread, and kernel passthrough for data (except with
-//! `--plain`). Each operation is one system call on the folder below, without checks. Inodes are paths in a table.
+//! `--plain`). Each operation is one system call on the directory below, without checks. Inodes are paths in a table.
 
 use fuser::{
     BackingId, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,

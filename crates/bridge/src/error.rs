@@ -59,7 +59,7 @@ pub enum Error {
     /// Another writer is writing the file.
     #[error("{0} is being written by another process: wait until it is closed")]
     Busy(String),
-    /// The path is no file but a link, a pipe or a folder.
+    /// The path is no file but a link, a pipe or a directory.
     #[error("{path} is {what}, no file: it is not followed")]
     NoFile {
         /// Path.

@@ -84,7 +84,7 @@ async fn asked<T>(path: &str, work: impl Future<Output = Result<T, HdfsError>>) 
 
 fn seen(path: &str, status: &FileStatus) -> Seen {
     if status.isdir {
-        return Seen::Folder;
+        return Seen::Directory;
     }
     let (size, modified_ms) = (status.length as u64, status.modification_time);
     let object = Object {
@@ -116,7 +116,7 @@ impl Files for Hdfs {
 
     fn names<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Names>> {
         Box::pin(async move {
-            self.status(path).await?.folder(path)?;
+            self.status(path).await?.directory(path)?;
             Ok(Box::new(Listing {
                 all: self.client.list_status_iter(&self.root.full(path), false),
                 path: path.to_owned(),
@@ -141,7 +141,7 @@ impl Files for Hdfs {
 
     fn begin<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Begun>> {
         Box::pin(async move {
-            // The server creates missing parent folders. The folder of the store itself must exist already.
+            // The server creates missing parent directories. The directory of the store itself must exist already.
             self.status("").await?;
             let full = self.root.full(path);
             let new = WriteOptions::default()
@@ -172,7 +172,7 @@ impl Files for Hdfs {
     }
 }
 
-/// Running listing of a folder.
+/// Running listing of a directory.
 struct Listing {
     all: ListStatusIterator,
     path: String,

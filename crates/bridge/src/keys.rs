@@ -130,8 +130,8 @@ mod tests {
 
     #[test]
     fn keys_readable_by_others_are_refused_and_secrets_never_shown() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("keys");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("keys");
         std::fs::write(
             &path,
             "access_key_id = \"me\"\nsecret_access_key = \"hush-hush\"",

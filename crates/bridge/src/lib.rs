@@ -1,8 +1,8 @@
-//! Stores outside of the array: folders, S3, SFTP, WebDAV, HDFS, HTTP. The crate lists them, reads ranges of their files, and writes files
-//! so that no incomplete file is visible. It has no knowledge of the array (`docs/bridges.md`).
+//! Stores outside of the cluster: directories, S3, SFTP, WebDAV, HDFS, HTTP. The crate lists them, reads ranges of their files, and writes files
+//! so that no incomplete file is visible. It has no knowledge of the cluster (`docs/bridges.md`).
 
+mod directory;
 mod error;
-mod folder;
 #[cfg(feature = "hdfs")]
 mod hdfs;
 mod keys;

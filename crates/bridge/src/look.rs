@@ -1,6 +1,6 @@
-//! A store as a tree: type of a path, listing of one folder, and reads of any range of a file. The module only reads and caches nothing.
+//! A store as a tree: type of a path, listing of one directory, and reads of any range of a file. The module only reads and caches nothing.
 
-use crate::folder::{Folder, Page};
+use crate::directory::{Directory, Page};
 use crate::place::checked;
 use crate::store::{Bridge, Object, Store};
 use crate::{Error, store::aside};
@@ -15,26 +15,26 @@ use tokio::sync::OwnedSemaphorePermit;
 pub enum Seen {
     /// File, and its time of modification, if the store returns it.
     File(Object, Option<SystemTime>),
-    /// Folder, or common prefix of keys.
-    Folder,
+    /// Directory, or common prefix of keys.
+    Directory,
 }
 
 impl Seen {
-    /// Returns the file. Fails for a folder.
+    /// Returns the file. Fails for a directory.
     pub(crate) fn file(self, path: &str) -> Result<Object, Error> {
         match self {
             Self::File(object, _) => Ok(object),
-            Self::Folder => Err(Error::NoFile {
+            Self::Directory => Err(Error::NoFile {
                 path: path.to_owned(),
-                what: "a folder",
+                what: "a directory",
             }),
         }
     }
 
-    /// Fails unless the path is a folder.
-    pub(crate) fn folder(&self, path: &str) -> Result<(), Error> {
+    /// Fails unless the path is a directory.
+    pub(crate) fn directory(&self, path: &str) -> Result<(), Error> {
         match self {
-            Self::Folder => Ok(()),
+            Self::Directory => Ok(()),
             Self::File(..) => Err(Error::NoFile {
                 path: path.to_owned(),
                 what: "a file",
@@ -51,7 +51,7 @@ impl Seen {
     }
 }
 
-/// Entry of a folder.
+/// Entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Name, without slash.
@@ -60,7 +60,7 @@ pub struct Entry {
     pub seen: Seen,
 }
 
-/// Listing of one folder, by pages. No thread works on it between two pages.
+/// Listing of one directory, by pages. No thread works on it between two pages.
 pub struct Entries(Listing);
 
 impl fmt::Debug for Entries {
@@ -72,22 +72,22 @@ impl fmt::Debug for Entries {
 enum Listing {
     /// No further entries: the store has no listings, or all entries were returned.
     Nothing,
-    Folder(Folder, Option<Box<Page>>),
+    Directory(Directory, Option<Box<Page>>),
     Remote(Box<remote::Level>),
     Tree(Box<tree::Level>),
 }
 
-/// Runs work that waits for a folder's disk, in a limited number of threads per folder.
+/// Runs work that waits for a directory's disk, in a limited number of threads per directory.
 async fn in_turn<T: Send + 'static>(
-    folder: &Folder,
-    work: impl FnOnce(&Folder) -> Result<T, Error> + Send + 'static,
+    directory: &Directory,
+    work: impl FnOnce(&Directory) -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
-    let turn = folder.turns.clone().acquire_owned().await;
-    let folder = folder.clone();
+    let turn = directory.turns.clone().acquire_owned().await;
+    let directory = directory.clone();
     aside(move || {
         // The caller may have stopped waiting. The thread still holds its turn, so a disk without answer blocks few threads.
         let _turn: Option<OwnedSemaphorePermit> = turn.ok();
-        work(&folder)
+        work(&directory)
     })
     .await
 }
@@ -99,32 +99,34 @@ impl Bridge {
     /// If the path does not exist, is of a type that is never followed, or may not be accessed.
     pub async fn look(&self, path: &str) -> Result<Seen, Error> {
         if path.is_empty() {
-            return Ok(Seen::Folder);
+            return Ok(Seen::Directory);
         }
         let path = checked(path)?.to_owned();
         if crate::place::is_part(&path) {
             return Err(Error::Missing(path));
         }
         match &self.0 {
-            Store::Folder(folder) => in_turn(folder, move |folder| folder.look(&path)).await,
+            Store::Directory(directory) => {
+                in_turn(directory, move |directory| directory.look(&path)).await
+            }
             Store::Remote(remote) => remote.look(&path).await,
             Store::Tree(tree) => tree.look(&path).await,
         }
     }
 
-    /// Starts to list a folder. The listing is empty for a store that can't be listed.
+    /// Starts to list a directory. The listing is empty for a store that can't be listed.
     ///
     /// # Errors
-    /// If the path is no folder, or may not be listed.
+    /// If the path is no directory, or may not be listed.
     pub async fn entries(&self, path: &str) -> Result<Entries, Error> {
         let path = match path {
             "" => String::new(),
             path => checked(path)?.to_owned(),
         };
         Ok(Entries(match &self.0 {
-            Store::Folder(folder) => {
-                let page = in_turn(folder, move |folder| folder.page(&path)).await?;
-                Listing::Folder(folder.clone(), Some(Box::new(page)))
+            Store::Directory(directory) => {
+                let page = in_turn(directory, move |directory| directory.page(&path)).await?;
+                Listing::Directory(directory.clone(), Some(Box::new(page)))
             }
             Store::Remote(remote) if !remote.lists => Listing::Nothing,
             Store::Remote(remote) => Listing::Remote(Box::new(remote.level(&path).await?)),
@@ -132,7 +134,7 @@ impl Bridge {
         }))
     }
 
-    /// Reads a range of a file. All bytes belong to exactly this object. An empty range checks whether a folder's file may be read.
+    /// Reads a range of a file. All bytes belong to exactly this object. An empty range checks whether a directory's file may be read.
     ///
     /// # Errors
     /// If the file has changed, or can't be read.
@@ -142,10 +144,10 @@ impl Bridge {
             Store::Remote(_) | Store::Tree(_) if count == 0 => Ok(Bytes::new()),
             Store::Tree(tree) => tree.range(object, from, count).await,
             Store::Remote(remote) => remote.range(object, from, count).await,
-            Store::Folder(folder) => {
+            Store::Directory(directory) => {
                 let object = object.clone();
-                in_turn(folder, move |folder| {
-                    folder.range(&path, &object, from, count)
+                in_turn(directory, move |directory| {
+                    directory.range(&path, &object, from, count)
                 })
                 .await
             }
@@ -163,11 +165,11 @@ impl Entries {
             Listing::Nothing => Ok(Vec::new()),
             Listing::Remote(level) => level.next(most).await,
             Listing::Tree(level) => level.next(most).await,
-            Listing::Folder(folder, page) => {
+            Listing::Directory(directory, page) => {
                 let Some(mut now) = page.take() else {
                     return Ok(Vec::new());
                 };
-                let (entries, left) = in_turn(folder, move |_| {
+                let (entries, left) = in_turn(directory, move |_| {
                     let entries = now.next(most)?;
                     Ok((entries, now))
                 })

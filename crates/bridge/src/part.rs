@@ -1,8 +1,8 @@
-//! File that is being written into a folder. It has another name until it is complete. The next writer of the same file reuses the
+//! File that is being written into a directory. It has another name until it is complete. The next writer of the same file reuses the
 //! temporary file of a killed writer. Two concurrent writers are not possible.
 
 use crate::Error;
-use crate::folder::{is_content, object};
+use crate::directory::{is_content, object};
 use crate::place::part_of;
 use crate::store::{Object, Over};
 use rustix::fd::OwnedFd;
@@ -14,7 +14,7 @@ use std::os::fd::AsRawFd;
 
 #[derive(Debug)]
 pub(crate) struct Part {
-    folder: OwnedFd,
+    directory: OwnedFd,
     /// Temporary file, locked while it is written.
     file: File,
     part: String,
@@ -25,13 +25,13 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    pub(crate) fn begin(folder: OwnedFd, name: &str, path: &str) -> Result<Self, Error> {
+    pub(crate) fn begin(directory: OwnedFd, name: &str, path: &str) -> Result<Self, Error> {
         let at = Error::of(path);
         let part = part_of(name);
         let flags =
             OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         loop {
-            let opened = rustix::fs::openat(&folder, &part, flags, Mode::from_raw_mode(0o666));
+            let opened = rustix::fs::openat(&directory, &part, flags, Mode::from_raw_mode(0o666));
             let file = opened.map_err(&at)?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::WOULDBLOCK) => return Err(Error::Busy(path.to_owned())),
@@ -40,7 +40,7 @@ impl Part {
             // Its writer may have finished the file before it was locked: then it is not temporary any more.
             let (ours, there) = (
                 rustix::fs::fstat(&file).map_err(&at)?,
-                rustix::fs::statat(&folder, &part, AtFlags::SYMLINK_NOFOLLOW),
+                rustix::fs::statat(&directory, &part, AtFlags::SYMLINK_NOFOLLOW),
             );
             let same =
                 there.is_ok_and(|there| (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino));
@@ -55,7 +55,7 @@ impl Part {
             }
             rustix::fs::ftruncate(&file, 0).map_err(&at)?;
             return Ok(Self {
-                folder,
+                directory,
                 file: File::from(file),
                 part,
                 name: name.to_owned(),
@@ -85,18 +85,18 @@ impl Part {
         let at = Error::of(path);
         let name = format!("/proc/self/fd/{}", file.as_raw_fd());
         let beside = format!("{}-link", self.part);
-        let _ = rustix::fs::unlinkat(&self.folder, &beside, AtFlags::empty());
+        let _ = rustix::fs::unlinkat(&self.directory, &beside, AtFlags::empty());
         let linked = rustix::fs::linkat(
             rustix::fs::CWD,
             &name,
-            &self.folder,
+            &self.directory,
             &beside,
             AtFlags::SYMLINK_FOLLOW,
         );
         if linked.is_err() {
             return Ok(false);
         }
-        rustix::fs::renameat(&self.folder, &beside, &self.folder, &self.part).map_err(&at)?;
+        rustix::fs::renameat(&self.directory, &beside, &self.directory, &self.part).map_err(&at)?;
         self.file = file.try_clone().map_err(|error| Error::Store {
             path: path.to_owned(),
             reason: error.to_string(),
@@ -119,7 +119,7 @@ impl Part {
         rustix::fs::fdatasync(&self.file).map_err(&at)?;
         self.take_name()?;
         self.finished = true;
-        rustix::fs::fsync(&self.folder).map_err(&at)?;
+        rustix::fs::fsync(&self.directory).map_err(&at)?;
         let stat = rustix::fs::fstat(&self.file).map_err(&at)?;
         Ok(object(&self.path, &stat))
     }
@@ -127,11 +127,11 @@ impl Part {
 
 impl Part {
     fn rename(&self, flags: RenameFlags) -> rustix::io::Result<()> {
-        let (folder, part, name) = (&self.folder, &self.part, &self.name);
-        match rustix::fs::renameat_with(folder, part, folder, name, flags) {
+        let (directory, part, name) = (&self.directory, &self.part, &self.name);
+        match rustix::fs::renameat_with(directory, part, directory, name, flags) {
             // The file system does not support the flags.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-                rustix::fs::renameat(folder, part, folder, name)
+                rustix::fs::renameat(directory, part, directory, name)
             }
             renamed => renamed,
         }
@@ -151,14 +151,15 @@ impl Part {
                     Err(Errno::NOENT) => return Err(changed()),
                     renamed => renamed.map_err(&at)?,
                 }
-                let was = rustix::fs::statat(&self.folder, &self.part, AtFlags::SYMLINK_NOFOLLOW);
+                let was =
+                    rustix::fs::statat(&self.directory, &self.part, AtFlags::SYMLINK_NOFOLLOW);
                 match was {
                     Ok(was) if !is_content(&object.tag, &was) => {
                         // Another program has written the file in the meantime. Its file gets its name back.
                         self.rename(RenameFlags::EXCHANGE).map_err(&at)?;
                         Err(changed())
                     }
-                    Ok(_) => rustix::fs::unlinkat(&self.folder, &self.part, AtFlags::empty())
+                    Ok(_) => rustix::fs::unlinkat(&self.directory, &self.part, AtFlags::empty())
                         .map_err(&at),
                     // The file system has not exchanged the files, as it does not support it.
                     Err(_) => Ok(()),
@@ -171,7 +172,7 @@ impl Part {
 impl Drop for Part {
     fn drop(&mut self) {
         if !self.finished {
-            let _ = rustix::fs::unlinkat(&self.folder, &self.part, AtFlags::empty());
+            let _ = rustix::fs::unlinkat(&self.directory, &self.part, AtFlags::empty());
         }
     }
 }

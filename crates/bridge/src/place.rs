@@ -10,12 +10,12 @@ use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 const SCHEME_BYTES_MAX: usize = 8;
 /// Default port of SFTP servers.
 const SSH_PORT: u16 = 22;
-/// Maximum depth of nested folders.
+/// Maximum depth of nested directories.
 pub(crate) const DEPTH_MAX: usize = 256;
 /// Maximum length of a file name in bytes, as on most systems.
 pub(crate) const NAME_BYTES_MAX: usize = 255;
 
-/// Address without any key: all users of an array can read it.
+/// Address without any key: all users of a cluster can read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     uri: String,
@@ -24,15 +24,15 @@ pub struct Place {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Path of the folder.
-    Folder(String),
+    /// Path of the directory.
+    Directory(String),
     S3 {
         bucket: String,
         root: String,
         endpoint: Option<String>,
         region: String,
     },
-    /// Address of the server, and the folder on it.
+    /// Address of the server, and the directory on it.
     WebDav(String, String),
     Http(String, String),
     Sftp {
@@ -40,9 +40,9 @@ pub(crate) enum Kind {
         port: Option<u16>,
         root: String,
     },
-    /// Address of the name node, and the folder on it.
+    /// Address of the name node, and the directory on it.
     WebHdfs(String, String),
-    /// HDFS by its own protocol: address of the name node, and the folder on it.
+    /// HDFS by its own protocol: address of the name node, and the directory on it.
     Hdfs(String, String),
     Gcs {
         bucket: String,
@@ -57,10 +57,10 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Returns the values that identify a store among stores of all kinds, and the folder in it.
+    /// Returns the values that identify a store among stores of all kinds, and the directory in it.
     fn parts(&self) -> ([String; 3], &str) {
         let [scheme, host, more, root] = match self {
-            Self::Folder(root) => ["file", "", "", root],
+            Self::Directory(root) => ["file", "", "", root],
             Self::S3 {
                 bucket,
                 endpoint,
@@ -117,8 +117,8 @@ fn kind(
     let host = host.to_owned();
     let endpoint = settings.remove("endpoint");
     Ok(match scheme {
-        "file" if host.is_empty() && path.starts_with('/') => Kind::Folder(path.to_owned()),
-        "file" => return Err("give file:// and the full path of a folder"),
+        "file" if host.is_empty() && path.starts_with('/') => Kind::Directory(path.to_owned()),
+        "file" => return Err("give file:// and the full path of a directory"),
         _ if host.is_empty() => return Err("it names no host, or no bucket"),
         "s3" => Kind::S3 {
             bucket: host,
@@ -184,7 +184,7 @@ impl Place {
             what: what.to_owned(),
         };
         let (scheme, rest) = uri.split_once("://").ok_or_else(|| {
-            bad("give file:///FOLDER, s3://BUCKET/…, gs://BUCKET/…, azblob://CONTAINER/…, sftp://HOST/…, webdav(s)://HOST/…, (s)webhdfs://HOST/…, hdfs://HOST/… or http(s)://HOST/…")
+            bad("give file:///DIRECTORY, s3://BUCKET/…, gs://BUCKET/…, azblob://CONTAINER/…, sftp://HOST/…, webdav(s)://HOST/…, (s)webhdfs://HOST/…, hdfs://HOST/… or http(s)://HOST/…")
         })?;
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -260,7 +260,7 @@ pub(crate) fn checked(path: &str) -> Result<&str, Error> {
     }
 }
 
-/// Returns the path of a name in a folder; the empty path is the whole store.
+/// Returns the path of a name in a directory; the empty path is the whole store.
 pub(crate) fn join(above: &str, name: &str) -> String {
     match above {
         "" => name.to_owned(),
@@ -287,7 +287,7 @@ pub(crate) fn encoded(text: &str) -> String {
     out
 }
 
-/// Prefix of the temporary name of a file while it is written, in the same folder.
+/// Prefix of the temporary name of a file while it is written, in the same directory.
 pub(crate) const PART: &str = ".tidemill-part-";
 
 pub(crate) fn part_of(path: &str) -> String {

@@ -28,7 +28,7 @@ const TRIES: usize = 4;
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Maximum number of names of a listing.
 const LISTED_MAX: usize = 100_000_000;
-/// Maximum number of names of one folder.
+/// Maximum number of names of one directory.
 const NAMES_MAX: usize = 10_000_000;
 /// Pause before the second attempt; it doubles from then on.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
@@ -118,7 +118,7 @@ fn built() -> reqwest::Client {
     let nobody = || builder().tls_certs_only([]).build();
     // A default client would follow redirects to other servers, so it is not used.
     let built = builder().build().or_else(|_| nobody());
-    built.expect("a client that believes no authority needs nothing of the host")
+    built.expect("a client that believes no CA needs nothing of the host")
 }
 
 /// Selects ring as the TLS library of this process, and the client for OpenDAL.
@@ -256,17 +256,17 @@ fn modified(about: &Metadata) -> Option<SystemTime> {
     about.last_modified().map(SystemTime::from)
 }
 
-/// Returns whether this is the content type that servers return for a folder.
+/// Returns whether this is the content type that servers return for a directory.
 fn is_page(content: &str) -> bool {
     content.starts_with("text/html")
 }
 
-/// Returns the prefix of the keys of all files in a folder.
-fn below(folder: &str) -> String {
-    format!("{folder}/")
+/// Returns the prefix of the keys of all files in a directory.
+fn below(directory: &str) -> String {
+    format!("{directory}/")
 }
 
-/// Running listing of one folder.
+/// Running listing of one directory.
 pub(crate) struct Level {
     remote: Remote,
     lister: Option<opendal::Lister>,
@@ -304,11 +304,11 @@ impl Level {
     }
 }
 
-/// Returns the entry for a key, if the key is a file or folder directly in this folder.
-fn named(folder: &str, path: &str, about: &Metadata, tags: Tags) -> Option<Entry> {
-    let below = match folder {
+/// Returns the entry for a key, if the key is a file or directory directly in this directory.
+fn named(directory: &str, path: &str, about: &Metadata, tags: Tags) -> Option<Entry> {
+    let below = match directory {
         "" => path,
-        folder => path.strip_prefix(folder)?.strip_prefix('/')?,
+        directory => path.strip_prefix(directory)?.strip_prefix('/')?,
     };
     let name = below.strip_suffix('/').unwrap_or(below);
     if !is_name(name) || name.len() > NAME_BYTES_MAX || crate::place::is_part(name) {
@@ -316,7 +316,7 @@ fn named(folder: &str, path: &str, about: &Metadata, tags: Tags) -> Option<Entry
     }
     let seen = match below.len() == name.len() && about.mode() != EntryMode::DIR {
         true => Seen::File(object(path, about, tags), modified(about)),
-        false => Seen::Folder,
+        false => Seen::Directory,
     };
     Some(Entry {
         name: name.to_owned(),
@@ -418,7 +418,7 @@ impl Remote {
         match about.mode() {
             EntryMode::DIR => Err(Error::NoFile {
                 path: path.to_owned(),
-                what: "a folder",
+                what: "a directory",
             }),
             _ => Ok(self.object(path, &about)),
         }
@@ -426,20 +426,20 @@ impl Remote {
 
     pub(crate) async fn list(
         &self,
-        folder: &str,
+        directory: &str,
         told: &mpsc::Sender<Result<Listed, Error>>,
     ) -> Result<(), Error> {
         if !self.lists {
             return Err(Error::Unable("list what is there: name one file"));
         }
-        let below = below(folder);
+        let below = below(directory);
         let lister = self.operator.lister_with(&below).recursive(true);
-        let mut lister = lister.await.map_err(self.failed(folder))?;
+        let mut lister = lister.await.map_err(self.failed(directory))?;
         let mut listed = 0;
-        while let Some(entry) = lister.try_next().await.map_err(self.failed(folder))? {
+        while let Some(entry) = lister.try_next().await.map_err(self.failed(directory))? {
             listed += 1;
             if listed > LISTED_MAX {
-                return Err(endless(folder, LISTED_MAX));
+                return Err(endless(directory, LISTED_MAX));
             }
             let (path, about) = entry.into_parts();
             if about.mode() == EntryMode::DIR || crate::place::is_part(&path) {
@@ -456,21 +456,21 @@ impl Remote {
         Ok(())
     }
 
-    /// Returns the type of a path. In stores that know only keys, a folder is a common prefix of keys.
+    /// Returns the type of a path. In stores that know only keys, a directory is a common prefix of keys.
     pub(crate) async fn look(&self, path: &str) -> Result<Seen, Error> {
         let asked = self.operator.stat(path).await;
         let (there, page) = match &asked {
-            Ok(about) if about.mode() == EntryMode::DIR => return Ok(Seen::Folder),
+            Ok(about) if about.mode() == EntryMode::DIR => return Ok(Seen::Directory),
             Ok(about) => (true, about.content_type().is_some_and(is_page)),
             Err(error) if error.kind() == ErrorKind::NotFound => (false, true),
             Err(_) => (true, false),
         };
-        let folder = match self.lists {
+        let directory = match self.lists {
             true => !there && self.has_below(path).await?,
             false => page && self.is_shown(path).await,
         };
-        if folder {
-            return Ok(Seen::Folder);
+        if directory {
+            return Ok(Seen::Directory);
         }
         let about = asked.map_err(self.failed(path))?;
         let found = self.object(path, &about);
@@ -492,13 +492,13 @@ impl Remote {
         Ok(first.map_err(self.failed(path))?.is_some())
     }
 
-    /// Returns whether an HTTP server has a page for a folder.
+    /// Returns whether an HTTP server has a page for a directory.
     async fn is_shown(&self, path: &str) -> bool {
         let shown = self.operator.stat(&below(path)).await;
         shown.is_ok_and(|about| about.content_type().is_some_and(is_page))
     }
 
-    /// Starts to list one folder.
+    /// Starts to list one directory.
     pub(crate) async fn level(&self, path: &str) -> Result<Level, Error> {
         let lister = self.operator.lister(&below(path)).await;
         Ok(Level {
@@ -672,7 +672,7 @@ impl Remote {
 
     pub(crate) async fn remove(&self, path: &str) -> Result<(), Error> {
         if self.operator.info().capability().rename {
-            // Servers of WebDAV would remove a folder with all its files.
+            // Servers of WebDAV would remove a directory with all its files.
             self.stat(path).await?;
         }
         let removed = self.operator.delete(path).await;

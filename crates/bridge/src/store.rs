@@ -1,6 +1,6 @@
 //! One store, of any kind. The module passes each request to the implementation of the kind.
 
-use crate::folder::Folder;
+use crate::directory::Directory;
 use crate::part::Part;
 use crate::place::{Kind, Place, checked};
 use crate::remote::{self, Remote};
@@ -60,7 +60,7 @@ pub struct Bridge(pub(crate) Store);
 
 #[derive(Clone, Debug)]
 pub(crate) enum Store {
-    Folder(Folder),
+    Directory(Directory),
     Remote(Remote),
     Tree(Tree),
 }
@@ -117,13 +117,13 @@ pub(crate) async fn aside<T: Send + 'static>(
 }
 
 impl Bridge {
-    /// Opens a store. No request is sent yet, except that a folder is opened.
+    /// Opens a store. No request is sent yet, except that a directory is opened.
     ///
     /// # Errors
-    /// If the address or the keys are invalid, or the folder can't be opened.
+    /// If the address or the keys are invalid, or the directory can't be opened.
     pub fn open(place: &Place, keys: &Keys) -> Result<Self, Error> {
         Ok(Self(match &place.kind {
-            Kind::Folder(path) => Store::Folder(Folder::open(path)?),
+            Kind::Directory(path) => Store::Directory(Directory::open(path)?),
             Kind::Sftp { host, port, root } => Store::Tree(sftp::open((host, *port, root), keys)?),
             Kind::WebHdfs(host, root) => Store::Tree(webhdfs::open(host, root, keys)),
             #[cfg(feature = "hdfs")]
@@ -139,9 +139,9 @@ impl Bridge {
     pub async fn stat(&self, path: &str) -> Result<Object, Error> {
         let path = checked(path)?.to_owned();
         match &self.0 {
-            Store::Folder(folder) => {
-                let folder = folder.clone();
-                aside(move || folder.stat(&path)).await
+            Store::Directory(directory) => {
+                let directory = directory.clone();
+                aside(move || directory.stat(&path)).await
             }
             Store::Remote(remote) => remote.stat(&path).await,
             Store::Tree(tree) => tree.stat(&path).await,
@@ -152,22 +152,22 @@ impl Bridge {
     #[must_use]
     pub fn lists(&self) -> bool {
         match &self.0 {
-            Store::Folder(_) | Store::Tree(_) => true,
+            Store::Directory(_) | Store::Tree(_) => true,
             Store::Remote(remote) => remote.lists,
         }
     }
 
-    /// Lists all files below a folder, at any depth; of the whole store if `folder` is empty. Some stores treat a missing folder as empty.
+    /// Lists all files below a directory, at any depth; of the whole store if `directory` is empty. Some stores treat a missing directory as empty.
     #[must_use]
-    pub fn list(&self, folder: &str) -> Lister {
+    pub fn list(&self, directory: &str) -> Lister {
         let (told, listed) = mpsc::channel(LISTED_AHEAD);
-        let below = folder.to_owned();
+        let below = directory.to_owned();
         match &self.0 {
-            Store::Folder(folder) => {
-                let folder = folder.clone();
+            Store::Directory(directory) => {
+                let directory = directory.clone();
                 tokio::task::spawn_blocking(move || {
                     let mut tell = |listed| told.blocking_send(Ok(listed)).is_ok();
-                    if let Err(error) = folder.list(&below, &mut tell) {
+                    if let Err(error) = directory.list(&below, &mut tell) {
                         let _ = told.blocking_send(Err(error));
                     }
                 });
@@ -199,9 +199,9 @@ impl Bridge {
     pub async fn read(&self, object: &Object) -> Result<Reader, Error> {
         let path = checked(&object.path)?.to_owned();
         let mut file = None;
-        if let Store::Folder(folder) = &self.0 {
-            let folder = folder.clone();
-            let (opened, now) = aside(move || folder.file(&path)).await?;
+        if let Store::Directory(directory) = &self.0 {
+            let directory = directory.clone();
+            let (opened, now) = aside(move || directory.file(&path)).await?;
             if now != *object {
                 return Err(Error::Changed(object.path.clone()));
             }
@@ -230,9 +230,9 @@ impl Bridge {
     pub async fn write_over(&self, path: &str, over: Over) -> Result<Writer, Error> {
         let path = checked(path)?.to_owned();
         Ok(Writer(match &self.0 {
-            Store::Folder(folder) => {
-                let folder = folder.clone();
-                Writing::Part(aside(move || folder.create(&path)).await?.over(over))
+            Store::Directory(directory) => {
+                let directory = directory.clone();
+                Writing::Part(aside(move || directory.create(&path)).await?.over(over))
             }
             Store::Remote(remote) => Writing::Remote(Box::new(remote.write(&path, &over).await?)),
             Store::Tree(tree) => Writing::Tree(tree.write(&path, over).await?),
@@ -259,16 +259,16 @@ impl Bridge {
         }
     }
 
-    /// Makes `other` another file with the bytes of `path`, in place of an existing one: a hard link in a folder, a copy in other stores.
+    /// Makes `other` another file with the bytes of `path`, in place of an existing one: a hard link in a directory, a copy in other stores.
     ///
     /// # Errors
     /// If the store does not support it, or the file does not exist.
     pub async fn also(&self, path: &str, other: &str) -> Result<Object, Error> {
         let (path, other) = (checked(path)?.to_owned(), checked(other)?.to_owned());
         match &self.0 {
-            Store::Folder(folder) => {
-                let folder = folder.clone();
-                aside(move || folder.also(&path, &other)).await
+            Store::Directory(directory) => {
+                let directory = directory.clone();
+                aside(move || directory.also(&path, &other)).await
             }
             Store::Remote(remote) => remote.also(&path, &other).await,
             Store::Tree(tree) => tree.also(&path, &other).await,
@@ -282,9 +282,9 @@ impl Bridge {
     pub async fn remove(&self, path: &str) -> Result<(), Error> {
         let path = checked(path)?.to_owned();
         match &self.0 {
-            Store::Folder(folder) => {
-                let folder = folder.clone();
-                aside(move || folder.remove(&path)).await
+            Store::Directory(directory) => {
+                let directory = directory.clone();
+                aside(move || directory.remove(&path)).await
             }
             Store::Remote(remote) => remote.remove(&path).await,
             Store::Tree(tree) => tree.remove(&path).await,
@@ -304,14 +304,14 @@ impl Bridge {
     pub async fn give_up(&self, path: &str, since: SystemTime) -> Result<(), Error> {
         match &self.0 {
             Store::Remote(remote) => remote.give_up(checked(path)?, since).await,
-            Store::Folder(_) | Store::Tree(_) => Ok(()),
+            Store::Directory(_) | Store::Tree(_) => Ok(()),
         }
     }
 
-    /// Opens a folder again, which may be missing or may have been replaced. Keeps the old one if this fails.
+    /// Opens a directory again, which may be missing or may have been replaced. Keeps the old one if this fails.
     pub fn renew(&self) {
-        if let Store::Folder(folder) = &self.0 {
-            folder.renew();
+        if let Store::Directory(directory) = &self.0 {
+            directory.renew();
         }
     }
 
@@ -323,7 +323,7 @@ impl Bridge {
         match &self.0 {
             Store::Remote(remote) => remote.check().await,
             Store::Tree(tree) => tree.check().await,
-            Store::Folder(_) => self.list("").next().await.map(|_| ()),
+            Store::Directory(_) => self.list("").next().await.map(|_| ()),
         }
     }
 }
@@ -343,7 +343,7 @@ impl Reader {
         let piece = match (&self.bridge.0, self.file.take()) {
             (Store::Remote(remote), _) => remote.read(&self.object, self.done, count).await?,
             (Store::Tree(tree), _) => tree.range(&self.object, self.done, count).await?,
-            (Store::Folder(_), file) => {
+            (Store::Directory(_), file) => {
                 let path = self.object.path.clone();
                 let (file, piece) = aside(move || piece(file, &path, count)).await?;
                 self.file = Some(file);
@@ -369,12 +369,12 @@ impl Reader {
             // Each piece was checked when it was read.
             (Store::Tree(_), _) if self.object.size > 0 => true,
             (Store::Tree(tree), _) => tree.stat(path).await? == self.object,
-            (Store::Folder(_), None) => false,
+            (Store::Directory(_), None) => false,
             // The open file is checked: another file may have its name by now.
-            (Store::Folder(_), Some(file)) => {
+            (Store::Directory(_), Some(file)) => {
                 let stat = rustix::fs::fstat(file).map_err(Error::of(path))?;
                 // Removing the name changes the time of change. So only the content is compared.
-                crate::folder::is_content(&self.object.tag, &stat)
+                crate::directory::is_content(&self.object.tag, &stat)
             }
         };
         match same {

@@ -1,4 +1,4 @@
-//! Stores that are trees of folders on a server. OpenDAL does not support these protocols, or its clients show incomplete files. A file is
+//! Stores that are trees of directories on a server. OpenDAL does not support these protocols, or its clients show incomplete files. A file is
 //! written under a temporary name and renamed in one step. A protocol implements [`Files`]; this module contains everything else.
 
 use crate::Error;
@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 
-/// Maximum number of names of one folder, and below it, of consecutive empty pages of a listing.
+/// Maximum number of names of one directory, and below it, of consecutive empty pages of a listing.
 const NAMES_MAX: usize = 10_000_000;
-/// Maximum number of names of one listing with all its folders.
+/// Maximum number of names of one listing with all its directories.
 const LISTED_MAX: usize = 100_000_000;
 const EMPTY_PAGES_MAX: usize = 100;
 
@@ -27,8 +27,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
 /// Minimum age of a temporary file whose writer must have ended.
 const LEFT: Duration = Duration::from_secs(24 * 3600);
-/// Maximum number of folders in which one process removes such files, and of names in each.
-const SWEPT_FOLDERS_MAX: usize = 1000;
+/// Maximum number of directories in which one process removes such files, and of names in each.
+const SWEPT_DIRECTORIES_MAX: usize = 1000;
 const SWEPT_NAMES_MAX: usize = 10_000;
 
 /// Error of a protocol, and whether it is temporary.
@@ -64,11 +64,11 @@ pub(crate) type Asked<'a, T> = BoxFuture<'a, Result<T, Why>>;
 pub(crate) trait Files: Send + Sync {
     /// Returns the type of a path. For a link, the link itself.
     fn look<'a>(&'a self, path: &'a str) -> Asked<'a, Seen>;
-    /// Starts to list a folder; the empty path is the whole store.
+    /// Starts to list a directory; the empty path is the whole store.
     fn names<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Names>>;
     /// Reads a range of exactly this object.
     fn range<'a>(&'a self, object: &'a Object, from: u64, count: u64) -> Asked<'a, Bytes>;
-    /// Creates a file that does not exist yet, and its parent folders.
+    /// Creates a file that does not exist yet, and its parent directories.
     fn begin<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Begun>>;
     /// Renames a file in one step. With `over`, an existing file is replaced; otherwise [`Error::Changed`] is returned for it.
     fn rename<'a>(&'a self, path: &'a str, other: &'a str, over: bool) -> Asked<'a, ()>;
@@ -80,7 +80,7 @@ pub(crate) trait Files: Send + Sync {
     fn remove<'a>(&'a self, path: &'a str) -> Asked<'a, ()>;
 }
 
-/// Listing of a folder.
+/// Listing of a directory.
 pub(crate) trait Names: Send {
     /// Returns further names; `None` at the end.
     fn next(&mut self) -> Asked<'_, Option<Vec<Name>>>;
@@ -93,14 +93,14 @@ pub(crate) trait Begun: Send {
     fn finish(self: Box<Self>) -> Asked<'static, ()>;
 }
 
-/// Name in a folder, with its type or the reason for which it is skipped.
+/// Name in a directory, with its type or the reason for which it is skipped.
 #[derive(Debug)]
 pub(crate) struct Name {
     pub(crate) name: String,
     pub(crate) seen: Result<Seen, &'static str>,
 }
 
-/// Folder on the server that is the store.
+/// Directory on the server that is the store.
 pub(crate) struct Root(String);
 
 impl Root {
@@ -123,7 +123,7 @@ impl Root {
 pub(crate) struct Tree {
     host: Arc<str>,
     files: Arc<dyn Files>,
-    /// Folders in which this process has removed old temporary files.
+    /// Directories in which this process has removed old temporary files.
     swept: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -134,7 +134,7 @@ impl fmt::Debug for Tree {
     }
 }
 
-/// Running listing of one folder.
+/// Running listing of one directory.
 pub(crate) struct Level {
     path: String,
     names: Option<Box<dyn Names>>,
@@ -202,16 +202,16 @@ impl Tree {
         })
     }
 
-    /// Sends all files below a folder, and all skipped paths, until the receiver is dropped.
+    /// Sends all files below a directory, and all skipped paths, until the receiver is dropped.
     pub(crate) async fn list(
         &self,
-        folder: &str,
+        directory: &str,
         told: &mpsc::Sender<Result<Listed, Error>>,
     ) -> Result<(), Error> {
-        if !folder.is_empty() {
-            checked(folder)?;
+        if !directory.is_empty() {
+            checked(directory)?;
         }
-        let (mut levels, mut listed) = (vec![self.level(folder).await?], 0);
+        let (mut levels, mut listed) = (vec![self.level(directory).await?], 0);
         while let Some(level) = levels.last_mut() {
             let Some(Name { name, seen }) = level.one().await? else {
                 levels.pop();
@@ -219,17 +219,17 @@ impl Tree {
             };
             listed += 1;
             if listed > LISTED_MAX {
-                return Err(endless(folder, LISTED_MAX));
+                return Err(endless(directory, LISTED_MAX));
             }
             let path = join(&level.path, &name);
             let listed = match seen {
                 _ if !is_name(&name) => Listed::Passed(path, "no name of a file"),
                 Err(why) => Listed::Passed(path, why),
                 Ok(Seen::File(object, _)) => Listed::Object(object),
-                Ok(Seen::Folder) if levels.len() > DEPTH_MAX => Listed::Passed(path, "too deep"),
-                Ok(Seen::Folder) => {
+                Ok(Seen::Directory) if levels.len() > DEPTH_MAX => Listed::Passed(path, "too deep"),
+                Ok(Seen::Directory) => {
                     match self.level(&path).await {
-                        // The folder was removed during the listing.
+                        // The directory was removed during the listing.
                         Err(Error::Missing(_) | Error::NoFile { .. }) => {}
                         level => levels.push(level?),
                     }
@@ -298,15 +298,15 @@ impl Tree {
         copy.finish().await
     }
 
-    /// Removes temporary files in a folder whose writers were killed long ago, by the server's clock.
-    async fn sweep(&self, folder: &str, now: SystemTime) -> Result<(), Why> {
+    /// Removes temporary files in a directory whose writers were killed long ago, by the server's clock.
+    async fn sweep(&self, directory: &str, now: SystemTime) -> Result<(), Why> {
         {
             let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
-            if swept.len() >= SWEPT_FOLDERS_MAX || !swept.insert(folder.to_owned()) {
+            if swept.len() >= SWEPT_DIRECTORIES_MAX || !swept.insert(directory.to_owned()) {
                 return Ok(());
             }
         }
-        let (mut names, mut seen) = (self.files.names(folder).await?, 0);
+        let (mut names, mut seen) = (self.files.names(directory).await?, 0);
         while seen < SWEPT_NAMES_MAX
             && let Some(page) = names.next().await?
         {
@@ -317,7 +317,7 @@ impl Tree {
                     _ => continue,
                 };
                 if now.duration_since(time).is_ok_and(|age| age > LEFT) {
-                    self.files.remove(&join(folder, &name)).await?;
+                    self.files.remove(&join(directory, &name)).await?;
                 }
             }
         }
@@ -435,9 +435,12 @@ impl Writer {
         let renamed = self.tree.files.rename(&part, &self.path, over).await;
         renamed.map_err(|why| self.named(why))?;
         if let Some(time) = time {
-            let folder = self.path.rsplit_once('/').map_or("", |(folder, _)| folder);
+            let directory = self
+                .path
+                .rsplit_once('/')
+                .map_or("", |(directory, _)| directory);
             // The next process repeats this.
-            let _ = self.tree.sweep(folder, time).await;
+            let _ = self.tree.sweep(directory, time).await;
         }
         Ok(object)
     }

@@ -17,7 +17,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Maximum length of an answer that is not the bytes of a file: a folder may have many names.
+/// Maximum length of an answer that is not the bytes of a file: a directory may have many names.
 const SAID_BYTES_MAX: u64 = 4 << 20;
 /// Maximum number of pieces of a file that wait to be sent.
 const PIECES_MAX: usize = 2;
@@ -55,7 +55,7 @@ fn seen(path: &str, status: &Value) -> Result<Seen, Why> {
     let number = |name: &str| status[name].as_u64().unwrap_or(0);
     let path = path.to_owned();
     match status["type"].as_str() {
-        Some("DIRECTORY") => Ok(Seen::Folder),
+        Some("DIRECTORY") => Ok(Seen::Directory),
         Some("FILE") => {
             let (size, modified_ms) = (number("length"), number("modificationTime"));
             let object = Object {
@@ -195,7 +195,7 @@ impl Files for WebHdfs {
 
     fn names<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Names>> {
         Box::pin(async move {
-            self.status(path).await?.folder(path)?;
+            self.status(path).await?.directory(path)?;
             Ok(Box::new(Listing {
                 server: self.clone(),
                 path: path.to_owned(),
@@ -222,7 +222,7 @@ impl Files for WebHdfs {
 
     fn begin<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Begun>> {
         Box::pin(async move {
-            // The server creates missing parent folders. The folder of the store itself must exist already.
+            // The server creates missing parent directories. The directory of the store itself must exist already.
             self.status("").await?;
             let what = "CREATE&overwrite=false";
             let location = self.location(Method::PUT, path, what).await?;
@@ -277,7 +277,7 @@ impl Files for WebHdfs {
     }
 }
 
-/// Running listing of a folder, with 1000 names per page unless the server has another limit.
+/// Running listing of a directory, with 1000 names per page unless the server has another limit.
 struct Listing {
     server: WebHdfs,
     path: String,

@@ -42,15 +42,15 @@ async fn content(bridge: &Bridge, path: &str) -> Vec<u8> {
     read(bridge, &object).await.unwrap()
 }
 
-/// Returns the files below a folder, and the skipped paths.
-async fn listed(bridge: &Bridge, folder: &str) -> (BTreeSet<String>, Vec<String>) {
+/// Returns the files below a directory, and the skipped paths.
+async fn listed(bridge: &Bridge, directory: &str) -> (BTreeSet<String>, Vec<String>) {
     let (mut files, mut passed) = (BTreeSet::new(), Vec::new());
-    let mut all = bridge.list(folder);
+    let mut all = bridge.list(directory);
     loop {
         match all.next().await {
             Ok(Some(Listed::Object(object))) => assert!(files.insert(object.path)),
             Ok(Some(Listed::Passed(path, _))) => passed.push(path),
-            // In some stores, a missing folder is an empty one.
+            // In some stores, a missing directory is an empty one.
             Err(error) if error.is_missing() => break,
             end => break assert!(end.unwrap().is_none()),
         }
@@ -58,9 +58,9 @@ async fn listed(bridge: &Bridge, folder: &str) -> (BTreeSet<String>, Vec<String>
     (files, passed)
 }
 
-async fn entries(bridge: &Bridge, folder: &str) -> BTreeSet<String> {
+async fn entries(bridge: &Bridge, directory: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    let mut all = match bridge.entries(folder).await {
+    let mut all = match bridge.entries(directory).await {
         Err(error) if error.is_missing() => return names,
         all => all.unwrap(),
     };
@@ -71,17 +71,21 @@ async fn entries(bridge: &Bridge, folder: &str) -> BTreeSet<String> {
             return names;
         }
         for entry in page {
-            let slash = if entry.seen == Seen::Folder { "/" } else { "" };
+            let slash = if entry.seen == Seen::Directory {
+                "/"
+            } else {
+                ""
+            };
             assert!(names.insert(entry.name + slash));
         }
     }
 }
 
 /// Checks that no incomplete file exists, neither in listings nor, if visible, on the server's disk.
-async fn nothing_is_left(server: &Server, bridge: &Bridge, folder: &str) {
-    assert_eq!(listed(bridge, folder).await.0, BTreeSet::new());
+async fn nothing_is_left(server: &Server, bridge: &Bridge, directory: &str) {
+    assert_eq!(listed(bridge, directory).await.0, BTreeSet::new());
     if let Some(files) = &server.files {
-        let left = files.join(folder);
+        let left = files.join(directory);
         let left = || std::fs::read_dir(&left).map_or(0, Iterator::count);
         // Data of dropped writers is removed shortly after.
         for _ in 0..200 {
@@ -90,7 +94,7 @@ async fn nothing_is_left(server: &Server, bridge: &Bridge, folder: &str) {
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        assert_eq!(left(), 0, "{folder}");
+        assert_eq!(left(), 0, "{directory}");
     }
 }
 
@@ -114,7 +118,7 @@ async fn files_are_written_read_and_removed(server: &Server) {
         (seen, read(&bridge, &first).await.unwrap().len()),
         (first, 10)
     );
-    assert_eq!(bridge.look("w/x").await.unwrap(), Seen::Folder);
+    assert_eq!(bridge.look("w/x").await.unwrap(), Seen::Directory);
     // Some servers reject a path below a file as invalid.
     assert!(bridge.stat("w/x/a/below").await.is_err());
     for path in ["w/none", "none/none"] {
@@ -137,11 +141,11 @@ async fn files_are_written_read_and_removed(server: &Server) {
     bridge.remove("w/large").await.unwrap();
     assert!(bridge.stat("w/large").await.unwrap_err().is_missing());
     assert!(read(&bridge, &also).await.unwrap() == large);
-    // Removing a missing file may succeed or fail; removing a folder always fails.
+    // Removing a missing file may succeed or fail; removing a directory always fails.
     if let Err(error) = bridge.remove("w/large").await {
         assert!(error.is_missing(), "{error}");
     }
-    if server.able.folders {
+    if server.able.directories {
         assert!(bridge.remove("w/x").await.is_err());
         assert!(bridge.stat("w/x").await.is_err());
     }
@@ -262,27 +266,27 @@ async fn names_of_all_kinds_are_told_by_pages(server: &Server) {
     let able = |name: &&str| !name.contains(server.able.never_in_names);
     let odd = ODD.into_iter().filter(able);
     let odd: Vec<&str> = odd.chain([long.as_str()]).collect();
-    let folder = |name: &str| format!("n/odd {}", name.chars().take(20).collect::<String>());
+    let directory = |name: &str| format!("n/odd {}", name.chars().take(20).collect::<String>());
     for name in &odd {
-        let path = format!("{}/{name}", folder(name));
+        let path = format!("{}/{name}", directory(name));
         let written = put(&bridge, &path, name.as_bytes()).await;
         assert_eq!(written, bridge.stat(&path).await.unwrap());
         assert_eq!(read(&bridge, &written).await.unwrap(), name.as_bytes());
-        let copy = format!("{}/copy", folder(name));
+        let copy = format!("{}/copy", directory(name));
         bridge.also(&path, &copy).await.unwrap();
         assert_eq!(content(&bridge, &copy).await, name.as_bytes());
         bridge.remove(&copy).await.unwrap();
     }
     let (files, passed) = listed(&bridge, "n").await;
     let found = files.into_iter().filter(|path| !path.starts_with("n/many"));
-    let wanted = odd.iter().map(|name| format!("{}/{name}", folder(name)));
+    let wanted = odd.iter().map(|name| format!("{}/{name}", directory(name)));
     assert_eq!(found.collect::<BTreeSet<_>>(), wanted.collect());
     assert!(passed.is_empty(), "{passed:?}");
-    let wanted = odd.iter().map(|name| format!("{}/", &folder(name)[2..]));
+    let wanted = odd.iter().map(|name| format!("{}/", &directory(name)[2..]));
     let wanted: BTreeSet<_> = wanted.chain(["many/".to_owned()]).collect();
     assert_eq!(entries(&bridge, "n").await, wanted);
     for name in &odd {
-        let names = entries(&bridge, &folder(name)).await;
+        let names = entries(&bridge, &directory(name)).await;
         assert_eq!(names, [(*name).to_owned()].into());
     }
 }
@@ -386,9 +390,9 @@ async fn sftp_never_follows_links_or_blocks_on_pipes() {
         return;
     };
     let (files, bridge) = (server.files.as_ref().unwrap(), server.open());
-    std::fs::write(server.folder().join("secret"), "s").unwrap();
-    symlink(server.folder(), files.join("way")).unwrap();
-    symlink(server.folder().join("secret"), files.join("link")).unwrap();
+    std::fs::write(server.directory().join("secret"), "s").unwrap();
+    symlink(server.directory(), files.join("way")).unwrap();
+    symlink(server.directory().join("secret"), files.join("link")).unwrap();
     let pipe = files.join("pipe");
     let made = std::process::Command::new("mkfifo").arg(&pipe).status();
     assert!(made.unwrap().success());
@@ -421,15 +425,18 @@ async fn sftp_never_follows_links_or_blocks_on_pipes() {
     }
     assert!(bridge.remove("way/secret").await.is_err());
     assert!(bridge.entries("way").await.is_err());
-    assert!(!server.folder().join("new").exists() && !server.folder().join("deep").exists());
+    assert!(!server.directory().join("new").exists() && !server.directory().join("deep").exists());
     // The write replaces a link and does not follow it.
     put(&bridge, "link", b"mine").await;
-    assert_eq!(std::fs::read(server.folder().join("secret")).unwrap(), b"s");
+    assert_eq!(
+        std::fs::read(server.directory().join("secret")).unwrap(),
+        b"s"
+    );
     assert_eq!(std::fs::read(files.join("link")).unwrap(), b"mine");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sftp_hard_link_creates_missing_folders() {
+async fn sftp_hard_link_creates_missing_directories() {
     let Some(server) = servers::sftp() else {
         return;
     };
@@ -470,9 +477,9 @@ async fn sftp_requires_known_host_and_uses_named_keys_only() {
     let Some(server) = servers::sftp() else {
         return;
     };
-    let known = server.folder().join("known");
+    let known = server.directory().join("known");
     let lines = std::fs::read_to_string(&known).unwrap();
-    let another = std::fs::read_to_string(server.folder().join("other.pub")).unwrap();
+    let another = std::fs::read_to_string(server.directory().join("other.pub")).unwrap();
     let host = lines.split(' ').next().unwrap();
     for wrong in [String::new(), format!("{host} {another}")] {
         std::fs::write(&known, wrong).unwrap();
@@ -486,7 +493,7 @@ async fn sftp_requires_known_host_and_uses_named_keys_only() {
     let known_only = format!("known_hosts = \"{}\"\n", known.display());
     let error = server.open_with(&known_only).check().await.unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
-    let identity = server.folder().join("user");
+    let identity = server.directory().join("user");
     std::fs::set_permissions(&identity, PermissionsExt::from_mode(0o640)).unwrap();
     let place = Place::parse(&server.uri).unwrap();
     let error = Bridge::open(&place, &servers::keys(&server.keys)).unwrap_err();
@@ -495,7 +502,7 @@ async fn sftp_requires_known_host_and_uses_named_keys_only() {
     // Revoked keys are valid until the connection ends.
     let bridge = server.open();
     put(&bridge, "a", b"a").await;
-    std::fs::write(server.folder().join("authorized"), "").unwrap();
+    std::fs::write(server.directory().join("authorized"), "").unwrap();
     server.gate.shut();
     server.gate.open();
     let error = bridge.stat("a").await.unwrap_err();

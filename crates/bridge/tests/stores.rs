@@ -18,8 +18,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 const SECRET: &str = "hush-hush-hush";
 
 fn keys(id: &str) -> Keys {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("keys");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("keys");
     let text = format!("access_key_id = \"{id}\"\nsecret_access_key = \"{SECRET}\"\n");
     std::fs::write(&path, text).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
@@ -30,13 +30,13 @@ fn open(uri: &str) -> Bridge {
     Bridge::open(&Place::parse(uri).unwrap(), &Keys::default()).unwrap()
 }
 
-fn open_folder(path: &Path) -> Bridge {
+fn open_directory(path: &Path) -> Bridge {
     open(&format!("file://{}", path.display()))
 }
 
-async fn names(bridge: &Bridge, folder: &str) -> (Vec<String>, Vec<String>) {
+async fn names(bridge: &Bridge, directory: &str) -> (Vec<String>, Vec<String>) {
     let (mut files, mut passed) = (Vec::new(), Vec::new());
-    let mut listed = bridge.list(folder);
+    let mut listed = bridge.list(directory);
     while let Some(one) = listed.next().await.unwrap() {
         match one {
             Listed::Object(object) => files.push(object.path),
@@ -182,11 +182,11 @@ async fn give_up_aborts_only_uploads_of_that_file() {
     assert!(error.contains("AccessDenied"), "{error}");
 }
 
-/// A path below a file is an error, as the parent exists and is no folder.
+/// A path below a file is an error, as the parent exists and is no directory.
 async fn below_a_file() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("a"), "a").unwrap();
-    let bridge = open_folder(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("a"), "a").unwrap();
+    let bridge = open_directory(directory.path());
     let below = bridge.stat("a/b").await.unwrap_err();
     assert!(matches!(below, Error::NoFile { .. }), "{below}");
 }
@@ -215,8 +215,8 @@ async fn local_bridge_never_escapes_root_by_links_dots_or_pipes() {
     below_a_file().await;
     let outside = tempfile::tempdir().unwrap();
     std::fs::write(outside.path().join("secret"), "s").unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path();
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
     std::fs::create_dir(root.join("d")).unwrap();
     std::fs::write(root.join("d/a"), "abc").unwrap();
     symlink(outside.path(), root.join("way")).unwrap();
@@ -230,7 +230,7 @@ async fn local_bridge_never_escapes_root_by_links_dots_or_pipes() {
         0,
     )
     .unwrap();
-    let bridge = open_folder(root);
+    let bridge = open_directory(root);
     let (files, mut passed) = names(&bridge, "").await;
     passed.sort();
     assert_eq!(files, ["d/a"]);
@@ -265,8 +265,8 @@ async fn local_bridge_never_escapes_root_by_links_dots_or_pipes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn local_write_is_visible_when_complete_and_exclusive() {
-    let folder = tempfile::tempdir().unwrap();
-    let bridge = open_folder(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let bridge = open_directory(directory.path());
     let mut first = bridge.write("x/y/file").await.unwrap();
     first.write(Bytes::from_static(b"first")).await.unwrap();
     assert!(bridge.stat("x/y/file").await.unwrap_err().is_missing());
@@ -281,15 +281,15 @@ async fn local_write_is_visible_when_complete_and_exclusive() {
     let mut second = bridge.write("x/y/file").await.unwrap();
     second.write(Bytes::from_static(b"second")).await.unwrap();
     second.abort().await;
-    let left: Vec<_> = std::fs::read_dir(folder.path().join("x/y"))
+    let left: Vec<_> = std::fs::read_dir(directory.path().join("x/y"))
         .unwrap()
         .collect();
     assert_eq!(left.len(), 1, "{left:?}");
     assert_eq!(read(&bridge, &written).await.unwrap(), b"first");
 }
 
-async fn tree(bridge: &Bridge, folder: &str) -> Vec<String> {
-    let mut entries = bridge.entries(folder).await.unwrap();
+async fn tree(bridge: &Bridge, directory: &str) -> Vec<String> {
+    let mut entries = bridge.entries(directory).await.unwrap();
     let mut names = Vec::new();
     loop {
         let page = entries.next(300).await.unwrap();
@@ -299,7 +299,7 @@ async fn tree(bridge: &Bridge, folder: &str) -> Vec<String> {
         }
         let name = |entry: tidemill_bridge::Entry| match entry.seen {
             Seen::File(..) => entry.name,
-            Seen::Folder => entry.name + "/",
+            Seen::Directory => entry.name + "/",
         };
         names.extend(page.into_iter().map(name));
     }
@@ -308,14 +308,14 @@ async fn tree(bridge: &Bridge, folder: &str) -> Vec<String> {
 #[tokio::test]
 async fn store_lists_as_tree_and_range_read_is_of_one_version() {
     let store = StandIn::start().await;
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::create_dir_all(folder.path().join("a/b")).unwrap();
-    symlink("/etc/passwd", folder.path().join("a/link")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(directory.path().join("a/b")).unwrap();
+    symlink("/etc/passwd", directory.path().join("a/link")).unwrap();
     let put = |content: &[u8]| {
         // A new file has another inode: the clocks of file systems are coarse.
-        let part = folder.path().join("part");
+        let part = directory.path().join("part");
         std::fs::write(&part, content).unwrap();
-        std::fs::rename(&part, folder.path().join("a/b/x")).unwrap();
+        std::fs::rename(&part, directory.path().join("a/b/x")).unwrap();
         for key in ["a/b/x", "a//y", "a/../z", "a/"] {
             store.put(key, content.to_vec());
         }
@@ -326,7 +326,7 @@ async fn store_lists_as_tree_and_range_read_is_of_one_version() {
     }
     let s3 = open(&store.s3());
     let web = open(&format!("http://{}/", store.address));
-    let stores = [open_folder(folder.path()), s3, web];
+    let stores = [open_directory(directory.path()), s3, web];
     for (number, bridge) in stores.iter().enumerate() {
         let listed = |names: &[&str]| {
             if number == 2 {
@@ -338,7 +338,7 @@ async fn store_lists_as_tree_and_range_read_is_of_one_version() {
         };
         assert_eq!(tree(bridge, "a").await.join(" "), listed(&["b/"]));
         assert_eq!(tree(bridge, "a/b").await.join(" "), listed(&["x"]));
-        assert_eq!(bridge.look("a/b").await.unwrap(), Seen::Folder);
+        assert_eq!(bridge.look("a/b").await.unwrap(), Seen::Directory);
         assert!(bridge.look("a/none").await.unwrap_err().is_missing());
         assert!(bridge.look("a/../a").await.is_err() && bridge.look("a/link").await.is_err());
         let Seen::File(object, Some(_)) = bridge.look("a/b/x").await.unwrap() else {

@@ -40,10 +40,10 @@ pub(crate) struct Cli {
 /// Flags of every command.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Global {
-    /// Address of the server: unix:PATH or https://HOST:PORT [default: the array of `tidemill up`]
+    /// Address of the server: unix:PATH or https://HOST:PORT [default: the cluster of `tidemill up`]
     #[arg(long, global = true, value_name = "ENDPOINT", env = "TIDEMILL_SERVER")]
     pub(crate) server: Option<Endpoint>,
-    /// File with your token, or a copy of `token` in the server's folder, for a server reached by https:// [default:
+    /// File with your token, or a copy of `token` in the server's directory, for a server reached by https:// [default:
     /// ~/.config/tidemill/token, else DIR/server/token]
     #[arg(long, global = true, value_name = "FILE", env = "TIDEMILL_TOKEN_FILE")]
     pub(crate) token_file: Option<PathBuf>,
@@ -56,7 +56,7 @@ pub(crate) struct Global {
         hide_possible_values = true
     )]
     pub(crate) tls: Option<Tls>,
-    /// Folder of the array that `tidemill up` makes [default: ~/.local/share/tidemill; as root
+    /// Directory of the cluster that `tidemill up` makes [default: ~/.local/share/tidemill; as root
     /// /var/lib/tidemill]
     #[arg(long, global = true, value_name = "DIR", env = "TIDEMILL_DIR")]
     pub(crate) dir: Option<PathBuf>,

@@ -69,15 +69,15 @@ impl KernelSpeed {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NodeSpeed {
-    /// Id of its array, in hexadecimal.
-    pub(crate) array: String,
+    /// Id of its cluster, in hexadecimal.
+    pub(crate) cluster: String,
     /// Id of the node.
     pub(crate) id: u32,
     /// Bytes per second that the machine read from it.
     pub(crate) link_bytes_per_sec: f64,
     /// Time to read a small file, in nanoseconds.
     pub(crate) link_latency_ns: u64,
-    /// Median time until a command is connected with the array, in nanoseconds; 0 if it was not measured.
+    /// Median time until a command is connected with the cluster, in nanoseconds; 0 if it was not measured.
     pub(crate) connect_ns: u64,
     /// Kernels on the node. Their `start_ns` lasts from the submission until the watching client knows the end of the
     /// job.
@@ -203,12 +203,12 @@ impl Calibration {
             path: path.into(),
             source,
         };
-        let folder = path
+        let directory = path
             .parent()
-            .filter(|folder| !folder.as_os_str().is_empty());
-        let folder = folder.unwrap_or(Path::new("."));
-        fs::create_dir_all(folder).map_err(at)?;
-        let mut file = tempfile::NamedTempFile::new_in(folder).map_err(at)?;
+            .filter(|directory| !directory.as_os_str().is_empty());
+        let directory = directory.unwrap_or(Path::new("."));
+        fs::create_dir_all(directory).map_err(at)?;
+        let mut file = tempfile::NamedTempFile::new_in(directory).map_err(at)?;
         io::Write::write_all(&mut file, text.as_bytes()).map_err(at)?;
         file.persist(path).map_err(|error| at(error.error))?;
         Ok(())
@@ -219,16 +219,16 @@ impl Calibration {
         self.kernels.iter().find(|kernel| kernel.name == name)
     }
 
-    /// Returns a node of an array.
-    pub(crate) fn node(&self, array: &str, id: u32) -> Option<&NodeSpeed> {
+    /// Returns a node of a cluster.
+    pub(crate) fn node(&self, cluster: &str, id: u32) -> Option<&NodeSpeed> {
         self.nodes
             .iter()
-            .find(|node| node.array == array && node.id == id)
+            .find(|node| node.cluster == cluster && node.id == id)
     }
 
     /// Replaces the measured link of a node, and its kernels by name.
     pub(crate) fn keep_node(&mut self, new: NodeSpeed) {
-        let same = |old: &&mut NodeSpeed| old.array == new.array && old.id == new.id;
+        let same = |old: &&mut NodeSpeed| old.cluster == new.cluster && old.id == new.id;
         if let Some(old) = self.nodes.iter_mut().find(same) {
             old.link_bytes_per_sec = new.link_bytes_per_sec;
             old.link_latency_ns = new.link_latency_ns;
@@ -315,12 +315,12 @@ mod tests {
 
     #[test]
     fn calibration_save_writes_whole_file_without_leftovers() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a/calibration.toml");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a/calibration.toml");
         let all = parse(TEXT).unwrap();
         all.save(&path).unwrap();
         all.save(&path).unwrap();
         assert_eq!(Calibration::load(&path).unwrap(), all);
-        assert_eq!(fs::read_dir(folder.path().join("a")).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(directory.path().join("a")).unwrap().count(), 1);
     }
 }

@@ -16,7 +16,7 @@ use tidemill_plan::units::{MoneyPerJoule, Price, Watts};
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Config {
-    /// Folder of the array that `tidemill up` makes.
+    /// Directory of the cluster that `tidemill up` makes.
     pub(crate) dir: Option<PathBuf>,
     /// Whether TCP connections use TLS.
     pub(crate) tls: Option<Tls>,
@@ -54,7 +54,7 @@ pub(crate) struct Client {
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Server {
-    pub(crate) folder: Option<PathBuf>,
+    pub(crate) data_dir: Option<PathBuf>,
     pub(crate) listen: Option<std::net::SocketAddr>,
     pub(crate) tls_names: Option<Vec<String>>,
     pub(crate) socket: Option<PathBuf>,
@@ -97,7 +97,7 @@ pub(crate) struct SleepCommands {
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct Node {
     pub(crate) id: Option<u32>,
-    pub(crate) folder: Option<PathBuf>,
+    pub(crate) data_dir: Option<PathBuf>,
     pub(crate) listen: Option<std::net::SocketAddr>,
     pub(crate) url: Option<String>,
     pub(crate) cores: Option<u32>,
@@ -105,7 +105,7 @@ pub(crate) struct Node {
     pub(crate) resources: Option<Resources>,
     pub(crate) kernels: Option<KernelPriority>,
     pub(crate) kernels_memory: Option<Size>,
-    pub(crate) kernels_folders: Option<Vec<PathBuf>>,
+    pub(crate) kernels_dirs: Option<Vec<PathBuf>>,
     pub(crate) kernels_path: Option<Vec<PathBuf>>,
     pub(crate) kernels_environment: Option<Vec<String>>,
     pub(crate) medium: Option<NodeMedium>,
@@ -163,7 +163,7 @@ pub(crate) enum KernelPriority {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum NodeMedium {
-    /// Its folder's file system
+    /// Its directory's file system
     Disk,
     /// This machine's memory: lost with the machine
     Memory,
@@ -296,7 +296,7 @@ fn usual_places() -> Vec<PathBuf> {
         .map(PathBuf::from)
         .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".config")));
     home.into_iter()
-        .map(|folder| folder.join("tidemill/tidemill.toml"))
+        .map(|directory| directory.join("tidemill/tidemill.toml"))
         .chain([PathBuf::from("/etc/tidemill.toml")])
         .collect()
 }

@@ -21,21 +21,21 @@ pub(crate) struct Context {
     pub(crate) config: Config,
     /// Printer of results.
     pub(crate) output: Box<dyn Output>,
-    /// Folder of the array of `up`.
-    pub(crate) array: ArrayDir,
+    /// Directory of the cluster of `up`.
+    pub(crate) cluster: ClusterDir,
 }
 
-/// The folder of an array that `up` makes.
+/// The directory of a cluster that `up` makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ArrayDir(PathBuf);
+pub(crate) struct ClusterDir(PathBuf);
 
-impl ArrayDir {
-    /// The folder itself.
+impl ClusterDir {
+    /// The directory itself.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
-    /// The server's folder.
+    /// The server's directory.
     pub(crate) fn server(&self) -> PathBuf {
         self.0.join("server")
     }
@@ -45,7 +45,7 @@ impl ArrayDir {
         self.server().join("server.sock")
     }
 
-    /// A node's folder.
+    /// A node's directory.
     pub(crate) fn node(&self, id: u32) -> PathBuf {
         self.0.join(format!("node-{id}"))
     }
@@ -60,7 +60,7 @@ impl ArrayDir {
         self.0.join("outside.uri")
     }
 
-    /// File with the folder of the node of the burst tier; it exists only with such a node.
+    /// File with the directory of the node of the burst tier; it exists only with such a node.
     pub(crate) fn burst(&self) -> PathBuf {
         self.0.join("burst")
     }
@@ -70,7 +70,7 @@ impl ArrayDir {
         self.0.join("calibration.toml")
     }
 
-    /// Ids of the nodes that have a folder here, in order.
+    /// Ids of the nodes that have a directory here, in order.
     pub(crate) fn nodes(&self) -> Vec<u32> {
         let names = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
         let mut ids: Vec<u32> = names
@@ -115,22 +115,22 @@ impl ArrayDir {
         self.0.join("run").join("mountpoint")
     }
 
-    /// The log of a process of the array.
+    /// The log of a process of the cluster.
     pub(crate) fn log(&self, process: &str) -> PathBuf {
         self.0.join("log").join(format!("{process}.log"))
     }
 
-    /// The pid file of a process of the array.
+    /// The pid file of a process of the cluster.
     pub(crate) fn pid_file(&self, process: &str) -> PathBuf {
         self.0.join("run").join(format!("{process}.pid"))
     }
 }
 
 impl Context {
-    /// Reads the configuration and determines the folder of the array.
+    /// Reads the configuration and determines the directory of the cluster.
     ///
     /// # Errors
-    /// If the configuration is wrong, or neither flags nor environment give a folder for the array.
+    /// If the configuration is wrong, or neither flags nor environment give a directory for the cluster.
     pub(crate) fn new(global: &Global) -> anyhow::Result<Self> {
         let config = Config::load(global.config.as_deref())?;
         let dir = global.dir.clone().or_else(|| config.dir.clone());
@@ -138,7 +138,7 @@ impl Context {
         let dir = std::path::absolute(&dir).with_context(|| dir.display().to_string())?;
         Ok(Self {
             output: output::choose(global.json),
-            array: ArrayDir(dir),
+            cluster: ClusterDir(dir),
             global: global.clone(),
             config,
         })
@@ -174,13 +174,13 @@ impl Context {
             Some(text) => Ok(text
                 .parse()
                 .context("`server` of [client] in the configuration")?),
-            None => Ok(Endpoint::Unix(self.array.socket())),
+            None => Ok(Endpoint::Unix(self.cluster.socket())),
         }
     }
 
-    /// Returns the flags by which another process of this program finds the same array from any working folder.
+    /// Returns the flags by which another process of this program finds the same cluster from any working directory.
     pub(crate) fn forwarded(&self) -> Vec<OsString> {
-        let mut flags: Vec<OsString> = vec!["--dir".into(), self.array.path().into()];
+        let mut flags: Vec<OsString> = vec!["--dir".into(), self.cluster.path().into()];
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.into());
         let files = [
             ("--token-file", &self.global.token_file),
@@ -198,7 +198,7 @@ impl Context {
     }
 
     /// Returns the credential to show: the named file; else the file of the configuration, if this user may read it; else
-    /// the user's own file; else the token of the array of `tidemill up`.
+    /// the user's own file; else the token of the cluster of `tidemill up`.
     fn shown_credential(&self) -> anyhow::Result<Credential> {
         if let Some(named) = &self.global.token_file {
             return Ok(Credential::read(named)?);
@@ -216,15 +216,15 @@ impl Context {
                 Credential::check_private(&path)?;
                 Ok(Credential::read(&path)?)
             }
-            None => Ok(Credential::read(&self.array.server().join("token"))?),
+            None => Ok(Credential::read(&self.cluster.server().join("token"))?),
         }
     }
 
-    /// Returns the known paths of an array, its keys and its tokens on this host; some may not exist.
+    /// Returns the known paths of a cluster, its keys and its tokens on this host; some may not exist.
     pub(crate) fn private(&self) -> Vec<PathBuf> {
-        let folders = [
-            Some(self.array.path().to_owned()),
-            self.config.server.folder.clone(),
+        let directories = [
+            Some(self.cluster.path().to_owned()),
+            self.config.server.data_dir.clone(),
         ];
         let client = &self.config.client;
         let tokens = [
@@ -232,7 +232,7 @@ impl Context {
             client.token_file.clone(),
             own_token_file(),
         ];
-        folders.into_iter().chain(tokens).flatten().collect()
+        directories.into_iter().chain(tokens).flatten().collect()
     }
 
     /// Whether TCP connections use TLS.
@@ -250,7 +250,7 @@ impl Context {
             Endpoint::Unix(_) => return Ok(None),
             Endpoint::Http(url) => anyhow::ensure!(
                 !self.tls(),
-                "no TLS: {url} would send the array's token over the network for all to read; write https://, \
+                "no TLS: {url} would send the cluster's token over the network for all to read; write https://, \
                  or give --tls off if the server was started with it"
             ),
             Endpoint::Https(_) => {}
@@ -270,9 +270,9 @@ impl Context {
         connected.map_err(|error| match error {
             error @ tidemill_client::Error::Unreachable { .. } if !is_named => {
                 let unnamed = format!(
-                    "no server is named, and no array of `tidemill up` runs in {}: name the server (`--server https://HOST:PORT`, \
-                     TIDEMILL_SERVER, or `server` of [client] in /etc/tidemill.toml), or begin an array on this host (`tidemill up`)",
-                    self.array.path().display()
+                    "no server is named, and no cluster of `tidemill up` runs in {}: name the server (`--server https://HOST:PORT`, \
+                     TIDEMILL_SERVER, or `server` of [client] in /etc/tidemill.toml), or begin a cluster on this host (`tidemill up`)",
+                    self.cluster.path().display()
                 );
                 anyhow::Error::new(error).context(unnamed)
             }
@@ -333,6 +333,6 @@ fn default_dir() -> anyhow::Result<PathBuf> {
     }
     let data = std::env::var_os("XDG_DATA_HOME").map(PathBuf::from);
     data.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/share")))
-        .map(|folder| folder.join("tidemill"))
-        .context("no folder for the array: neither HOME nor XDG_DATA_HOME is set; give --dir")
+        .map(|directory| directory.join("tidemill"))
+        .context("no directory for the cluster: neither HOME nor XDG_DATA_HOME is set; give --dir")
 }

@@ -1,4 +1,4 @@
-//! The namespace as the file commands see it: paths, listing, walking, making folders.
+//! The namespace as the file commands see it: paths, listing, walking, making directories.
 
 use crate::context::credentials;
 use serde::{Serialize, Serializer};
@@ -12,33 +12,37 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 /// Entries in one request.
 const PAGE: u32 = 4096;
 
-/// A path of the array: bytes, as the names in it. It is printed in one line, with a mark for bytes that are not UTF-8;
+/// A path of the cluster: bytes, as the names in it. It is printed in one line, with a mark for bytes that are not UTF-8;
 /// JSON output uses [`shown::escaped`].
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Path(Vec<u8>);
 
 impl Path {
-    /// Returns the path of an entry of this folder.
+    /// Returns the path of an entry of this directory.
     pub(crate) fn join(&self, name: impl AsRef<[u8]>) -> Self {
-        let folder = self.0.strip_suffix(b"/").unwrap_or(&self.0);
-        Self([folder, b"/", name.as_ref()].concat())
+        let directory = self.0.strip_suffix(b"/").unwrap_or(&self.0);
+        Self([directory, b"/", name.as_ref()].concat())
     }
 
-    /// Splits the path into its folder and its last component.
+    /// Splits the path into its directory and its last component.
     ///
     /// # Errors
     /// If the path is the root.
     pub(crate) fn split(&self) -> anyhow::Result<(Self, &[u8])> {
         let slash = self.0.iter().rposition(|&byte| byte == b'/');
-        let (folder, name) = slash.map_or((&[][..], &self.0[..]), |at| {
+        let (directory, name) = slash.map_or((&[][..], &self.0[..]), |at| {
             (&self.0[..at], &self.0[at + 1..])
         });
         anyhow::ensure!(
             !name.is_empty(),
             "bad path: {self}; the root has no name of its own"
         );
-        let folder = if folder.is_empty() { b"/" } else { folder };
-        Ok((Self(folder.to_vec()), name))
+        let directory = if directory.is_empty() {
+            b"/"
+        } else {
+            directory
+        };
+        Ok((Self(directory.to_vec()), name))
     }
 
     /// Returns the bytes, as in requests to the server.
@@ -80,7 +84,7 @@ impl Serialize for Path {
     }
 }
 
-/// A path of the array as a user may write it: relative paths start at the root; `.` and empty parts are removed.
+/// A path of the cluster as a user may write it: relative paths start at the root; `.` and empty parts are removed.
 ///
 /// # Errors
 /// If the path has `..`, whose meaning would depend on symbolic links.
@@ -157,10 +161,10 @@ pub(crate) async fn inode(server: &Server, path: impl AsRef<[u8]>) -> Result<u64
     Ok(entry.attr.ok_or(Error::Answer("Resolve"))?.ino)
 }
 
-/// Returns all entries of a folder except `.` and `..`, sorted by name.
+/// Returns all entries of a directory except `.` and `..`, sorted by name.
 ///
 /// # Errors
-/// If the inode is no folder, or the caller may not read it.
+/// If the inode is no directory, or the caller may not read it.
 pub(crate) async fn list(server: &Server, ino: u64) -> Result<Vec<v1::Entry>, Error> {
     let mut all: Vec<v1::Entry> = Vec::new();
     loop {
@@ -187,19 +191,26 @@ pub(crate) async fn list(server: &Server, ino: u64) -> Result<Vec<v1::Entry>, Er
     Ok(all)
 }
 
-/// Makes a folder. With `parents`, an existing folder is no error, and missing parents are made.
+/// Makes a directory. With `parents`, an existing directory is no error, and missing parents are made.
 ///
 /// # Errors
-/// If the name exists, or the caller may not make the folder.
-pub(crate) async fn make_folder(server: &Server, path: &Path, parents: bool) -> anyhow::Result<()> {
+/// If the name exists, or the caller may not make the directory.
+pub(crate) async fn make_directory(
+    server: &Server,
+    path: &Path,
+    parents: bool,
+) -> anyhow::Result<()> {
     if parents && let Ok(entry) = find(server, path, true).await {
-        let is_folder = entry
+        let is_directory = entry
             .attr
             .is_some_and(|attr| attr.kind() == v1::Kind::Directory);
-        anyhow::ensure!(is_folder, "not a folder: {path}; remove or rename it first");
+        anyhow::ensure!(
+            is_directory,
+            "not a directory: {path}; remove or rename it first"
+        );
         return Ok(());
     }
-    // Folders are few, so one reservation for each does no harm.
+    // Directories are few, so one reservation for each does no harm.
     let (ino, _) = server.reserve(1, 0).await?;
     let me = credentials();
     let create = v1::Create {
@@ -236,8 +247,8 @@ mod tests {
         assert!(path("/a/../b").unwrap_err().to_string().contains("/a/../b"));
         let split = |text| {
             let path = path(text).unwrap();
-            let (folder, name) = path.split()?;
-            anyhow::Ok((folder.to_string(), name.to_vec()))
+            let (directory, name) = path.split()?;
+            anyhow::Ok((directory.to_string(), name.to_vec()))
         };
         assert_eq!(split("/a/b").unwrap(), ("/a".into(), b"b".to_vec()));
         assert_eq!(split("/a").unwrap(), ("/".into(), b"a".to_vec()));

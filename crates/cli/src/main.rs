@@ -1,4 +1,4 @@
-//! The `tidemill` binary: all daemons of an array and all commands of its users.
+//! The `tidemill` binary: all daemons of a cluster and all commands of its users.
 //!
 //! Each command has a file under `command/`. [`output::Output`] prints results, and [`config`] reads settings. `main` turns
 //! errors into one line and an exit code.
@@ -25,7 +25,7 @@ use tidemill_wire::condition;
 /// Exit code if the command ran, but its job or check failed.
 pub(crate) const FAILED: u8 = 1;
 
-/// Exit code if the node was taken out of the array: a restart has no use.
+/// Exit code if the node was taken out of the cluster: a restart has no use.
 const GONE: u8 = 3;
 
 /// State of a removed node.
@@ -74,7 +74,7 @@ fn of_client(error: &tidemill_client::Error) -> Option<&'static str> {
     use tidemill_client::Error;
     match error {
         Error::Unreachable { .. } => Some("server-away"),
-        Error::Untrusted { .. } | Error::NoAuthority(_) => Some("server-untrusted"),
+        Error::Untrusted { .. } | Error::NoCa(_) => Some("server-untrusted"),
         Error::Version { .. } => Some("other-version"),
         Error::Refused(status) if status.code() == tonic::Code::Unauthenticated => {
             Some("token-refused")
@@ -86,8 +86,8 @@ fn of_client(error: &tidemill_client::Error) -> Option<&'static str> {
 fn of_node(error: &tidemill_node::Error) -> Option<&'static str> {
     use tidemill_node::Error;
     match error {
-        Error::InUse(_) => Some("folder-in-use"),
-        Error::OtherNode { .. } | Error::OtherArray { .. } => Some("other-folder"),
+        Error::InUse(_) => Some("directory-in-use"),
+        Error::OtherNode { .. } | Error::OtherCluster { .. } => Some("other-directory"),
         Error::Listen { .. } => Some("port-taken"),
         Error::Db(_) => Some("database-broken"),
         Error::Removed { .. } => Some(REMOVED),
@@ -98,7 +98,7 @@ fn of_node(error: &tidemill_node::Error) -> Option<&'static str> {
 fn of_server(error: &tidemill_server::StartError) -> Option<&'static str> {
     use tidemill_server::StartError;
     match error {
-        StartError::InUse(_) => Some("folder-in-use"),
+        StartError::InUse(_) => Some("directory-in-use"),
         StartError::Listen { .. } => Some("port-taken"),
         StartError::Open(_) => Some("database-broken"),
         _ => None,
@@ -128,7 +128,7 @@ fn told(error: &anyhow::Error) -> String {
     }
 }
 
-/// Advises a user who named a missing file by its path below a mount of the array.
+/// Advises a user who named a missing file by its path below a mount of the cluster.
 fn of_a_mount(text: &str) -> Option<String> {
     if !text.contains("no such file") {
         return None;
@@ -139,17 +139,17 @@ fn of_a_mount(text: &str) -> Option<String> {
         let (mount, inside) = mounts.iter().find_map(within)?;
         let (mount, inside) = (mount.display(), inside.display());
         Some(format!(
-            "{mount} is where an array is mounted; in that array the name is /{inside}"
+            "{mount} is where a cluster is mounted; in that cluster the name is /{inside}"
         ))
     })
 }
 
-/// Advice for errors of the operating system, which do not say that a path is a local path. Errors of the array have their
+/// Advice for errors of the operating system, which do not say that a path is a local path. Errors of the cluster have their
 /// own advice.
 fn of_this_machine(cause: &(dyn std::error::Error + 'static)) -> Option<&'static str> {
     match cause.downcast_ref::<std::io::Error>()?.kind() {
         std::io::ErrorKind::NotFound => {
-            Some("that is a path of this machine; `tidemill ls` lists the files of the array")
+            Some("that is a path of this machine; `tidemill ls` lists the files of the cluster")
         }
         std::io::ErrorKind::PermissionDenied => {
             Some("that is a path of this machine, and you may not use it: see its owner and mode")

@@ -343,8 +343,8 @@ mod tests {
 
     #[test]
     fn running_identifies_process_by_pid_and_start_time() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("p.pid");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("p.pid");
         assert!(running(&path).is_none());
         let mut child = std::process::Command::new("sleep")
             .arg("60")
@@ -369,8 +369,8 @@ mod tests {
 
     #[test]
     fn pid_file_is_exclusive_and_removed_on_drop() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("run/p.pid");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("run/p.pid");
         let held = write_pid_file(&path).unwrap();
         assert_eq!(
             running(&path).unwrap().pid,
@@ -384,8 +384,8 @@ mod tests {
     /// A killed process keeps its lock for a moment. The next process waits until the lock is released.
     #[test]
     fn pid_file_waits_for_stale_lock() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("p.pid");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("p.pid");
         let left = File::create(&path).unwrap();
         flock(&left, FlockOperation::NonBlockingLockExclusive).unwrap();
         std::fs::write(&path, "999999999 1\n").unwrap();
@@ -401,8 +401,8 @@ mod tests {
 
     #[test]
     fn killed_process_is_not_running() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("p.pid");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("p.pid");
         let mut child = std::process::Command::new("sleep")
             .arg("60")
             .spawn()

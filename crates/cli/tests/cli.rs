@@ -1,4 +1,4 @@
-//! The binary without an array: help, completions, error messages, exit codes, and the precedence of flags, environment and
+//! The binary without a cluster: help, completions, error messages, exit codes, and the precedence of flags, environment and
 //! file.
 
 use std::path::Path;
@@ -99,14 +99,14 @@ fn unknown_config_key_error_names_line() {
 fn flag_overrides_environment_then_file_then_default() {
     let home = tempfile::tempdir().unwrap();
     let tried = |flag: bool, env: bool, file: bool| {
-        let folder = home.path().join(".config/tidemill");
-        std::fs::create_dir_all(&folder).unwrap();
+        let directory = home.path().join(".config/tidemill");
+        std::fs::create_dir_all(&directory).unwrap();
         let text = if file {
             "[client]\nserver = \"unix:/by-file\"\n"
         } else {
             ""
         };
-        std::fs::write(folder.join("tidemill.toml"), text).unwrap();
+        std::fs::write(directory.join("tidemill.toml"), text).unwrap();
         let mut command = tidemill(home.path(), &["status"]);
         if flag {
             command.args(["--server", "unix:/by-flag"]);
@@ -153,7 +153,7 @@ fn closed_output_pipe_is_no_error() {
 #[test]
 fn down_reports_that_nothing_runs() {
     let home = tempfile::tempdir().unwrap();
-    let dir = home.path().join("array");
+    let dir = home.path().join("cluster");
     let output = run(
         home.path(),
         &["--json", "--dir", dir.to_str().unwrap(), "down"],
@@ -167,10 +167,14 @@ fn down_reports_that_nothing_runs() {
 #[test]
 fn down_ignores_process_that_only_has_the_pid() {
     let home = tempfile::tempdir().unwrap();
-    let run_folder = home.path().join("run");
-    std::fs::create_dir_all(&run_folder).unwrap();
+    let run_directory = home.path().join("run");
+    std::fs::create_dir_all(&run_directory).unwrap();
     let mut other = Command::new("sleep").arg("60").spawn().unwrap();
-    std::fs::write(run_folder.join("server.pid"), format!("{} 1\n", other.id())).unwrap();
+    std::fs::write(
+        run_directory.join("server.pid"),
+        format!("{} 1\n", other.id()),
+    )
+    .unwrap();
     let output = run(
         home.path(),
         &["--dir", home.path().to_str().unwrap(), "down"],
@@ -180,7 +184,7 @@ fn down_ignores_process_that_only_has_the_pid() {
         other.try_wait().unwrap().is_none(),
         "another process was ended"
     );
-    assert!(!run_folder.join("server.pid").exists());
+    assert!(!run_directory.join("server.pid").exists());
     other.kill().unwrap();
     other.wait().unwrap();
 }

@@ -1,4 +1,4 @@
-//! Cache of blocks of files in stores outside of the array. A caller that wants a block on its way waits for it. It only holds memory; its
+//! Cache of blocks of files in stores outside of the cluster. A caller that wants a block on its way waits for it. It only holds memory; its
 //! callers ask the stores.
 
 use bytes::Bytes;

@@ -98,7 +98,7 @@ impl Channel {
         }
     }
 
-    /// Creates a channel with a capacity in bytes (0: 16 MiB), in memory if its room's folder asks for that and memory is available.
+    /// Creates a channel with a capacity in bytes (0: 16 MiB), in memory if its room's directory asks for that and memory is available.
     ///
     /// # Errors
     /// A channel of that name exists, there are too many, or the room or every node has too little space. No part of the channel remains

@@ -1,5 +1,5 @@
-//! The file `token` in the server's folder: all that a node or a mount on another host needs. It contains the array's token, which
-//! proves their permission to the server, and the certificate of the array's authority, by which they verify the server and its nodes.
+//! The file `token` in the server's directory: all that a node or a mount on another host needs. It contains the cluster's token, which
+//! proves their permission to the server, and the certificate of the cluster's CA, by which they verify the server and its nodes.
 //! `tidemill token create` makes files of the same form for users. This module only reads files.
 //!
 //! ```text
@@ -23,20 +23,20 @@ pub const CREDENTIAL_VERSION: u32 = 1;
 const TITLE: &str = "tidemill credential";
 const TOKEN: &str = "token:";
 
-/// Content of a credential file. The bearer of the array's token may act for any of its users.
+/// Content of a credential file. The bearer of the cluster's token may act for any of its users.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential {
     /// Token for the server.
     pub token: String,
-    /// Certificate of the array's authority in DER.
-    pub authority: Vec<u8>,
+    /// Certificate of the cluster's CA in DER.
+    pub ca: Vec<u8>,
 }
 
 impl fmt::Debug for Credential {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The token is a secret, and messages end up in logs.
         f.debug_struct("Credential")
-            .field("authority_bytes", &self.authority.len())
+            .field("ca_bytes", &self.ca.len())
             .finish_non_exhaustive()
     }
 }
@@ -46,8 +46,8 @@ impl fmt::Debug for Credential {
 pub enum CredentialError {
     /// The file cannot be read or, by the server, be written.
     #[error(
-        "can't use the token: {path}: {reason}; ask the array's administrator for one of your own (`tidemill token create`), \
-         or, for a mount or a node, copy `token` from the server's folder; name it with --token-file"
+        "can't use the token: {path}: {reason}; ask the cluster's administrator for one of your own (`tidemill token create`), \
+         or, for a mount or a node, copy `token` from the server's directory; name it with --token-file"
     )]
     Read {
         /// The file.
@@ -64,7 +64,7 @@ pub enum CredentialError {
         path: String,
     },
     /// The content is not a credential.
-    #[error("bad token file: {path}: {what}; copy `token` from the server's folder again")]
+    #[error("bad token file: {path}: {what}; copy `token` from the server's directory again")]
     Parse {
         /// The file.
         path: String,
@@ -146,17 +146,17 @@ impl Credential {
         let token = rest.lines().find_map(|line| line.strip_prefix(TOKEN));
         let token = token.map(str::trim).filter(|token| !token.is_empty());
         let token = token.ok_or(Flaw::Token)?.to_owned();
-        let authority = CertificateDer::from_pem_slice(rest.as_bytes());
-        let authority = authority.map_err(|_| Flaw::Certificate)?.to_vec();
-        Ok(Self { token, authority })
+        let ca = CertificateDer::from_pem_slice(rest.as_bytes());
+        let ca = ca.map_err(|_| Flaw::Certificate)?.to_vec();
+        Ok(Self { token, ca })
     }
 
-    /// Returns the text of a credential, from a token and the authority's certificate as PEM.
+    /// Returns the text of a credential, from a token and the CA's certificate as PEM.
     #[must_use]
-    pub fn text(token: &str, authority_pem: &str) -> String {
+    pub fn text(token: &str, ca_pem: &str) -> String {
         format!(
             "{TITLE} {CREDENTIAL_VERSION}\n{TOKEN} {token}\n{}\n",
-            authority_pem.trim()
+            ca_pem.trim()
         )
     }
 }
@@ -176,7 +176,7 @@ mod tests {
         let read = Credential::parse(&text).unwrap();
         assert_eq!(read.token, "abc");
         let der = CertificateDer::from_pem_slice(text.as_bytes()).unwrap();
-        assert_eq!(read.authority, der.as_ref());
+        assert_eq!(read.ca, der.as_ref());
         assert!(!format!("{read:?}").contains("abc"));
     }
 

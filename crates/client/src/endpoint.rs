@@ -9,7 +9,7 @@ use std::str::FromStr;
 pub enum Endpoint {
     /// A Unix socket on this host; the server identifies the caller by its socket credentials.
     Unix(PathBuf),
-    /// `https://host:port`; the caller verifies the server by its certificate and sends the array's token.
+    /// `https://host:port`; the caller verifies the server by its certificate and sends the cluster's token.
     Https(String),
     /// `http://host:port`: the same without TLS. All bytes can be read on the way, including the token.
     Http(String),

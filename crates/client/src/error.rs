@@ -1,4 +1,4 @@
-//! Errors of requests to an array.
+//! Errors of requests to a cluster.
 
 /// Error of a request.
 #[derive(Debug, thiserror::Error)]
@@ -26,9 +26,9 @@ pub enum Error {
     },
     /// There is no certificate to verify the server by.
     #[error(
-        "can't trust the server at {0}: no certificate of the array's authority to know it by; give --token-file a copy of `token` in the server's folder"
+        "can't trust the server at {0}: no certificate of the cluster's CA to know it by; give --token-file a copy of `token` in the server's directory"
     )]
-    NoAuthority(String),
+    NoCa(String),
     /// The server speaks another version of the protocol.
     #[error(
         "the server speaks protocol version {theirs}, this program {ours}: use the same release"
@@ -91,7 +91,7 @@ pub enum Error {
         /// Message of the node.
         message: String,
     },
-    /// The file's node is not part of the array or is down.
+    /// The file's node is not part of the cluster or is down.
     #[error("node {0} is down: its files are unavailable until it is up (`tidemill status`)")]
     NodeDown(tidemill_core::id::NodeId),
     /// A channel is full.

@@ -2,7 +2,7 @@
 //! number of strangers and the number of connections of each user are limited. Beyond the limit, the connection that has been silent for
 //! longest is closed.
 //!
-//! Parts of the array, which may act for any user, have no limit.
+//! Daemons of the cluster, which may act for any user, have no limit.
 
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
@@ -32,8 +32,8 @@ pub enum Who {
     Stranger,
     /// An ordinary user.
     User(u32),
-    /// A part of the array, or its operator.
-    Trusted,
+    /// A daemon of the cluster, or an administrator.
+    Daemon,
 }
 
 /// All connections of a listener. Cheap to clone.
@@ -135,7 +135,7 @@ impl Open {
     /// Asks the connection that has been silent for longest to close, if there are too many of a kind.
     fn make_room(&self, all: &All, who: Who) {
         let most = match who {
-            Who::Trusted => return,
+            Who::Daemon => return,
             Who::Stranger => STRANGERS_MAX,
             Who::User(_) => self.each_max,
         };
@@ -165,12 +165,12 @@ impl Open {
 }
 
 impl Guest {
-    /// Notes the authenticated identity of the connection. After several authentications the last one counts, but a connection of a part of
-    /// the array keeps that identity.
+    /// Notes the authenticated identity of the connection. After several authentications the last one counts, but a connection of a daemon of
+    /// the cluster keeps that identity.
     pub fn introduce(&self, who: Who) {
         {
             let mut known = self.seat.who.lock();
-            if *known == who || *known == Who::Trusted {
+            if *known == who || *known == Who::Daemon {
                 return;
             }
             *known = who;
@@ -339,7 +339,7 @@ mod tests {
             .map(|_| seated(&guests, Who::Stranger))
             .collect();
         let (mut known_near, mut known) = seated(&guests, Who::User(7));
-        let (mut part_near, mut part) = seated(&guests, Who::Trusted);
+        let (mut daemon_near, mut daemon) = seated(&guests, Who::Daemon);
         // All except one send bytes after it.
         let before = guests.0.now();
         while guests.0.now() == before {
@@ -353,7 +353,9 @@ mod tests {
         assert!(!lives(first, first_near).await);
         let (last_near, last) = all.last_mut().unwrap();
         assert!(lives(last, last_near).await && lives(&mut newcomer, &mut near).await);
-        assert!(lives(&mut known, &mut known_near).await && lives(&mut part, &mut part_near).await);
+        assert!(
+            lives(&mut known, &mut known_near).await && lives(&mut daemon, &mut daemon_near).await
+        );
     }
 
     #[tokio::test]
@@ -378,8 +380,8 @@ mod tests {
     async fn slow_guest_waiting_for_bytes_is_woken_and_closed() {
         let guests = Guests::new(EACH_MAX);
         let (_near, mut slow) = seated(&guests, Who::Stranger);
-        let (_part_near, part) = seated(&guests, Who::Stranger);
-        part.guest().introduce(Who::Trusted);
+        let (_daemon_near, daemon) = seated(&guests, Who::Stranger);
+        daemon.guest().introduce(Who::Daemon);
         let reading = tokio::spawn(async move { slow.read_u8().await });
         tokio::task::yield_now().await;
         while guests.0.now() == 0 {
@@ -388,7 +390,7 @@ mod tests {
         guests.0.send_slow_away(Duration::ZERO);
         assert!(reading.await.unwrap().is_err());
         // The other one is authenticated, and both places are accounted for.
-        assert!(!part.guest().seat.asked_to_go.load(Ordering::Acquire));
+        assert!(!daemon.guest().seat.asked_to_go.load(Ordering::Acquire));
         assert_eq!(guests.0.all.lock().guests.len(), 1);
     }
 }

@@ -188,8 +188,8 @@ mod tests {
     }
     #[test]
     fn reader_lock_never_blocks_other_readers() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("object");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("object");
         std::fs::write(&path, "text").unwrap();
         let own = open(&path).unwrap();
         flock(&own, FlockOperation::Unlock).unwrap();

@@ -268,7 +268,7 @@ impl Objects {
         self.send(remote, request, Bytes::new()).await.map(drop)
     }
 
-    /// Makes a node reduce, for a user, an array that is partly in an object. The formats of the request and the answer are private to
+    /// Makes a node reduce, for a user, a cluster that is partly in an object. The formats of the request and the answer are private to
     /// the node and the caller.
     ///
     /// # Errors
@@ -433,14 +433,14 @@ impl Objects {
         self.read_as(remote, DAMAGED, piece).await
     }
 
-    /// Returns the objects in one of a node's folders. `remote` is object 0 with the right to remove it, which only the server has.
+    /// Returns the objects in one of a node's directories. `remote` is object 0 with the right to remove it, which only the server has.
     ///
     /// # Errors
     /// The node cannot be reached or refuses.
-    pub async fn list(&self, remote: &Remote, folder: u32) -> Result<Vec<Listed>, Error> {
+    pub async fn list(&self, remote: &Remote, directory: u32) -> Result<Vec<Listed>, Error> {
         let request = Request::builder()
             .method(Method::GET)
-            .uri(format!("{}/objects?folder={folder}", address(remote)))
+            .uri(format!("{}/objects?directory={directory}", address(remote)))
             .header(CAPABILITY_HEADER, route::hex(&remote.capability));
         let response = self.send(remote, request, Bytes::new()).await?;
         let body = response.into_body().collect().await;

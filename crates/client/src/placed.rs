@@ -12,7 +12,7 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 pub struct Spot<'a> {
     /// The node that stores it.
     pub node: NodeId,
-    /// The folder, and the name in it.
+    /// The directory, and the name in it.
     pub at: (u64, &'a str),
     /// The full path, for the node's notes.
     pub path: &'a str,

@@ -6,9 +6,9 @@ use crate::{Credential, Endpoint, Error, Objects};
 use std::error::Error as _;
 use std::sync::Arc;
 use tidemill_core::id::{Inode, ObjectId};
-use tidemill_wire::v1::array_client::ArrayClient;
 use tidemill_wire::v1::arrivals_client::ArrivalsClient;
 use tidemill_wire::v1::bridges_client::BridgesClient;
+use tidemill_wire::v1::cluster_client::ClusterClient;
 use tidemill_wire::v1::find_client::FindClient;
 use tidemill_wire::v1::health_client::HealthClient;
 use tidemill_wire::v1::jobs_client::JobsClient;
@@ -31,10 +31,10 @@ const KEEP_ALIVE: std::time::Duration = std::time::Duration::from_secs(10);
 /// Time that the server may take to answer them.
 const KEEP_ALIVE_ANSWER: std::time::Duration = std::time::Duration::from_secs(20);
 
-/// A channel that sends the array's token, if there is one.
+/// A channel that sends the cluster's token, if there is one.
 pub type TokenChannel = InterceptedService<Channel, Token>;
 
-/// Adds the array's token to every call.
+/// Adds the cluster's token to every call.
 #[derive(Clone, Debug)]
 pub struct Token(Option<MetadataValue<Ascii>>);
 
@@ -63,7 +63,7 @@ pub struct Server {
 impl Server {
     /// Connects and checks the protocol version.
     ///
-    /// `credential` is the content of the array's token file; it is needed over TCP only.
+    /// `credential` is the content of the cluster's token file; it is needed over TCP only.
     ///
     /// # Errors
     /// No server answers there, it cannot be trusted, or it speaks another version.
@@ -75,14 +75,14 @@ impl Server {
             endpoint: endpoint.to_string(),
             reason,
         };
-        let authority = credential.map(|credential| credential.authority.as_slice());
+        let ca = credential.map(|credential| credential.ca.as_slice());
         let untrusted = |problem| Error::Untrusted {
             endpoint: endpoint.to_string(),
             problem,
         };
-        let trust = authority.map(Trust::new).transpose().map_err(untrusted)?;
+        let trust = ca.map(Trust::new).transpose().map_err(untrusted)?;
         if trust.is_none() && matches!(endpoint, Endpoint::Https(_)) {
-            return Err(Error::NoAuthority(endpoint.to_string()));
+            return Err(Error::NoCa(endpoint.to_string()));
         }
         let channel = open(endpoint, trust.as_ref())
             .await
@@ -110,19 +110,19 @@ impl Server {
                 ours: PROTOCOL_VERSION,
             });
         }
-        if server.trust.is_none() && !status.authority.is_empty() {
-            server.trust = Some(Trust::new(&status.authority).map_err(untrusted)?);
+        if server.trust.is_none() && !status.ca.is_empty() {
+            server.trust = Some(Trust::new(&status.ca).map_err(untrusted)?);
         }
         Ok(server)
     }
 
-    /// Returns the array's authority, from the credential or, on the same host, from the server.
+    /// Returns the cluster's CA, from the credential or, on the same host, from the server.
     #[must_use]
     pub fn trust(&self) -> Option<&Trust> {
         self.trust.as_ref()
     }
 
-    /// Returns connections to the nodes of this array.
+    /// Returns connections to the nodes of this cluster.
     #[must_use]
     pub fn objects(&self) -> Objects {
         Objects::new(self.trust.as_ref())
@@ -168,7 +168,7 @@ impl Server {
         RoomsClient::new(self.channel.clone())
     }
 
-    /// Returns the client of stores outside of the array.
+    /// Returns the client of stores outside of the cluster.
     #[must_use]
     pub fn bridges(&self) -> BridgesClient<TokenChannel> {
         BridgesClient::new(self.channel.clone())
@@ -204,10 +204,10 @@ impl Server {
         PlacesClient::new(self.channel.clone())
     }
 
-    /// Returns the client of the array's nodes.
+    /// Returns the client of the cluster's nodes.
     #[must_use]
-    pub fn array(&self) -> ArrayClient<TokenChannel> {
-        ArrayClient::new(self.channel.clone())
+    pub fn cluster(&self) -> ClusterClient<TokenChannel> {
+        ClusterClient::new(self.channel.clone())
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
     }
@@ -217,7 +217,7 @@ impl Server {
     /// # Errors
     /// The server cannot be reached.
     pub async fn status(&self) -> Result<v1::StatusReply, Error> {
-        let reply = self.array().status(v1::StatusRequest {}).await;
+        let reply = self.cluster().status(v1::StatusRequest {}).await;
         reply
             .map(tonic::Response::into_inner)
             .map_err(|status| self.explain(status))

@@ -1,4 +1,4 @@
-//! Whole files between a local path and the array. Requests are sent to nodes and the server (next: `node/src`, `server/src`).
+//! Whole files between a local path and the cluster. Requests are sent to nodes and the server (next: `node/src`, `server/src`).
 
 use crate::ids::Ids;
 use crate::objects::Remote;
@@ -53,11 +53,11 @@ impl Drop for AbortOnDrop {
 /// Options of a put.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// The node that stores the file; by default the choice of its folder or its inode.
+    /// The node that stores the file; by default the choice of its directory or its inode.
     pub node: Option<NodeId>,
-    /// Number of copies of the file; by default the choice of its folder or of the array.
+    /// Number of copies of the file; by default the choice of its directory or of the cluster.
     pub copies: Option<copies::Wanted>,
-    /// Stripes of the file; by default the choice of its folder.
+    /// Stripes of the file; by default the choice of its directory.
     pub stripes: Option<Stripes>,
 }
 
@@ -82,7 +82,7 @@ impl Transfer {
         }
     }
 
-    /// Copies a local file to `path` of the array; its seal replaces an existing file. `progress` gets the size of each piece. Returns the
+    /// Copies a local file to `path` of the cluster; its seal replaces an existing file. `progress` gets the size of each piece. Returns the
     /// number of bytes.
     ///
     /// # Errors
@@ -306,7 +306,7 @@ impl Transfer {
         }))
     }
 
-    /// Copies a file of the array to a local path. Returns the number of bytes.
+    /// Copies a file of the cluster to a local path. Returns the number of bytes.
     ///
     /// # Errors
     /// The file cannot be read or the local path cannot be written.
@@ -368,7 +368,7 @@ impl Transfer {
         }
     }
 
-    /// Reads a file of the array piece by piece. Returns the number of bytes.
+    /// Reads a file of the cluster piece by piece. Returns the number of bytes.
     ///
     /// # Errors
     /// The file cannot be read, or the error of `piece`.
@@ -502,7 +502,7 @@ impl Transfer {
     /// Returns the attributes of a path.
     ///
     /// # Errors
-    /// The path does not exist or a folder on the way may not be searched.
+    /// The path does not exist or a directory on the way may not be searched.
     pub async fn resolve(&self, path: impl AsRef<[u8]>) -> Result<v1::Attr, Error> {
         let resolve = v1::Resolve {
             path: path.as_ref().to_vec(),

@@ -6,12 +6,12 @@ pub mod share;
 use crate::time::Span;
 use std::str::FromStr;
 
-/// Guarantee of a sync of a folder, as set by the folder's attribute.
+/// Guarantee of a sync of a directory, as set by the directory's attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durable {
     /// Written data survives power loss, as on any file system.
     Synced,
-    /// In addition, all closed files below the folder have drained from the burst tier.
+    /// In addition, all closed files below the directory have drained from the burst tier.
     Drained,
 }
 
@@ -23,7 +23,7 @@ impl FromStr for Durable {
             "synced" => Ok(Self::Synced),
             "drained" => Ok(Self::Drained),
             _ => Err(format!(
-                "{text:?} is nothing that fsync of a folder can wait for: give synced, or drained"
+                "{text:?} is nothing that fsync of a directory can wait for: give synced, or drained"
             )),
         }
     }

@@ -64,11 +64,11 @@ pub enum CopyState {
     /// The copy is complete and stored on a node of the burst tier. It does not count as one of the wanted copies and stays until its
     /// space is needed.
     Burst,
-    /// The node has been offline for longer than the array waits.
+    /// The node has been offline for longer than the cluster waits.
     Lost,
     /// The copy is complete and is to be removed as soon as there are enough other copies.
     Leaving,
-    /// The copy is to be removed like `Leaving`, and its node has been offline for longer than the array waits.
+    /// The copy is to be removed like `Leaving`, and its node has been offline for longer than the cluster waits.
     LostLeaving,
     /// The copy is about to be removed.
     Going,
@@ -91,7 +91,7 @@ pub struct Site {
     pub memory: bool,
     /// Whether the node belongs to the burst tier, which gets no copies.
     pub burst: bool,
-    /// Whether the node stores its files in a store outside of the array. Drained files prefer such a node. It gets other copies
+    /// Whether the node stores its files in a store outside of the cluster. Drained files prefer such a node. It gets other copies
     /// only if no other node can take them.
     pub outside: bool,
 }

@@ -1,7 +1,7 @@
 //! Input events and output actions of the dispatcher: plain data without I/O. The server turns network traffic into events and actions into
 //! network traffic; a simulator does the same in virtual time.
 
-use crate::folder;
+use crate::directory;
 use crate::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
 use crate::label::{Failure, Kernel, Label, Limits, Operation, Outcome, Owner, Sealed};
 use crate::layout::{Layout, Selection, Striped};
@@ -66,7 +66,7 @@ pub enum Event {
         view: NodeView,
     },
     /// A node is lost: its connection ended and the node did not reconnect in time. The driver also sends this event for a node
-    /// of the array that did not connect in time after a restart of the server. Until one of the two events arrives, the dispatcher waits
+    /// of the cluster that did not connect in time after a restart of the server. Until one of the two events arrives, the dispatcher waits
     /// for a node that it only knows by its id.
     NodeDown {
         /// Id of the node.
@@ -96,7 +96,7 @@ pub enum Event {
         missing: Vec<String>,
     },
     /// A job was accepted, or is restored after a restart of the server. The driver must have checked the policy's name with
-    /// `policy::by_name`; an unknown name counts as the array's default. After a restart, all jobs are restored before the first node is
+    /// `policy::by_name`; an unknown name counts as the cluster's default. After a restart, all jobs are restored before the first node is
     /// admitted: labels on a node that belong to no job are aborted.
     Submitted(Box<JobSpec>),
     /// A file that jobs wait for was sealed.
@@ -178,7 +178,7 @@ pub struct JobSpec {
     pub job: JobId,
     /// User whose rights its tasks have.
     pub owner: Owner,
-    /// Name of the policy; `None` for the array's default.
+    /// Name of the policy; `None` for the cluster's default.
     pub policy: Option<String>,
     /// Tasks of the job in the script's order. Their dependencies have been checked to be acyclic.
     pub tasks: Vec<TaskSpec>,
@@ -209,7 +209,7 @@ pub struct TaskSpec {
     pub retries: u32,
     /// Resources that must be free on the node before the task runs.
     pub needs: Needs,
-    /// Programs that the node's host must have, in order, each once; then folders that the host must expose, each with a final slash.
+    /// Programs that the node's host must have, in order, each once; then directories that the host must expose, each with a final slash.
     pub programs: Vec<String>,
     /// Bounds on a run.
     pub limits: Limits,
@@ -276,7 +276,7 @@ pub struct InputSpec {
 pub enum Origin {
     /// File that was sealed when the job was submitted: the task uses exactly this version.
     File(Placed),
-    /// File that does not exist yet (smart folder). A job that is restored after a restart lists a file that was found before as `File`.
+    /// File that does not exist yet (smart directory). A job that is restored after a restart lists a file that was found before as `File`.
     Awaited,
     /// Output of a task of the same job: (task, index among its outputs).
     Task(TaskId, usize),
@@ -285,11 +285,11 @@ pub enum Origin {
 /// One output of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputSpec {
-    /// Name that the kernel writes; the name of a [folder] ends in a slash.
+    /// Name that the kernel writes; the name of a [directory] ends in a slash.
     pub name: String,
     /// Full path in the namespace, without a slash at its end.
     pub path: String,
-    /// Inode that the name will have; for a folder, the first inode of a range with one inode for each of its ids.
+    /// Inode that the name will have; for a directory, the first inode of a range with one inode for each of its ids.
     pub inode: Inode,
     /// Whether the output is a part of a named file and has no name of its own.
     pub part: bool,
@@ -298,25 +298,25 @@ pub struct OutputSpec {
 }
 
 impl OutputSpec {
-    /// Returns whether the output is a folder.
+    /// Returns whether the output is a directory.
     #[must_use]
-    pub fn is_folder(&self) -> bool {
-        folder::is_folder(&self.name)
+    pub fn is_directory(&self) -> bool {
+        directory::is_directory(&self.name)
     }
 
-    /// Returns the path that the job claims for this output. The path of a folder has a slash at the end and includes everything below the
-    /// folder. Returns `None` for a part, because the job claims the path of the whole file.
+    /// Returns the path that the job claims for this output. The path of a directory has a slash at the end and includes everything below the
+    /// directory. Returns `None` for a part, because the job claims the path of the whole file.
     #[must_use]
     pub fn claimed(&self) -> Option<String> {
-        let slash = if self.is_folder() { "/" } else { "" };
+        let slash = if self.is_directory() { "/" } else { "" };
         (!self.part).then(|| format!("{}{slash}", self.path))
     }
 
     /// Returns the files of this output as outputs of their own: the output itself, or the files of `sealed` that belong to the output
-    /// folder.
+    /// directory.
     #[must_use]
     pub fn files(&self, placed: Placed, sealed: &[Sealed]) -> Vec<(Self, Placed)> {
-        if !self.is_folder() {
+        if !self.is_directory() {
             return vec![(self.clone(), placed)];
         }
         let first = placed.object;
@@ -333,7 +333,7 @@ impl OutputSpec {
             let placed = Placed { object, node, size };
             (output, placed)
         };
-        let files = folder::files(&self.name, first, sealed).unwrap_or_default();
+        let files = directory::files(&self.name, first, sealed).unwrap_or_default();
         files.into_iter().map(file).collect()
     }
 }
@@ -444,7 +444,7 @@ pub enum Action {
         task: TaskId,
         /// Label that succeeded.
         label: LabelId,
-        /// Outputs of the task in the order of the spec. A folder has the first of its ids and the total size of all its files in bytes.
+        /// Outputs of the task in the order of the spec. A directory has the first of its ids and the total size of all its files in bytes.
         outputs: Vec<Placed>,
     },
     /// All components of a task succeeded: publish the names of its outputs, whose parts the components wrote. This action occurs as often

@@ -1,5 +1,5 @@
-//! Attached stores: decides the step for a changed file of a store whose objects appear as files in a folder of the array. This module does
-//! no I/O: a node compares store and folder and carries out the steps
+//! Attached stores: decides the step for a changed file of a store whose objects appear as files in a directory of the cluster. This module does
+//! no I/O: a node compares store and directory and carries out the steps
 //! ([0067](../../../docs/decisions/0067-attached-directories.md)).
 
 use crate::id::ObjectId;
@@ -8,7 +8,7 @@ use There::File;
 /// Known versions of the current content of a store's file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Version that the array has written to the store, if the content is one.
+    /// Version that the cluster has written to the store, if the content is one.
     pub ours: Option<ObjectId>,
     /// Versions that have this content.
     pub versions: Vec<ObjectId>,
@@ -16,13 +16,13 @@ pub struct Seen {
     pub before: Vec<ObjectId>,
 }
 
-/// Entry of the folder with the same name.
+/// Entry of the directory with the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum There {
     /// No entry.
     Nothing,
-    /// A folder.
-    Folder,
+    /// A directory.
+    Directory,
     /// A link, a pipe or a device.
     Other,
     /// A file.
@@ -36,12 +36,12 @@ pub enum There {
     },
 }
 
-/// Reason for which a store's file does not become a file of the folder.
+/// Reason for which a store's file does not become a file of the directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passed {
-    /// The folder contains a folder of this name.
-    Folder,
-    /// The folder contains a special file of this name.
+    /// The directory contains a directory of this name.
+    Directory,
+    /// The directory contains a special file of this name.
     Other,
     /// Both have been written since they were equal.
     Both,
@@ -62,13 +62,13 @@ pub enum Step {
     Pass(Passed),
 }
 
-/// Returns the mode of folders whose files have this mode: users with read access to the files may search the folders.
+/// Returns the mode of directories whose files have this mode: users with read access to the files may search the directories.
 #[must_use]
-pub fn folder_mode(mode: u32) -> u32 {
+pub fn directory_mode(mode: u32) -> u32 {
     0o700 | mode | (mode & 0o444) >> 2
 }
 
-/// Decides the step. A version that was written in the array is never replaced, unless the store contained it, too.
+/// Decides the step. A version that was written in the cluster is never replaced, unless the store contained it, too.
 #[must_use]
 pub fn step(seen: &Seen, there: There) -> Step {
     let ours = seen.ours.map(Step::Note);
@@ -79,7 +79,7 @@ pub fn step(seen: &Seen, there: There) -> Step {
     } = there
     else {
         return ours.unwrap_or(match there {
-            There::Folder => Step::Pass(Passed::Folder),
+            There::Directory => Step::Pass(Passed::Directory),
             There::Other => Step::Pass(Passed::Other),
             _ => Step::Make,
         });
@@ -125,8 +125,8 @@ mod tests {
         assert_eq!(step(&changed, file(5)), Step::Next(ObjectId(5)));
         assert_eq!(step(&changed, file(6)), Step::Pass(Passed::Both));
         assert_eq!(step(&new, file(6)), Step::Pass(Passed::Both));
-        assert_eq!(step(&new, There::Folder), Step::Pass(Passed::Folder));
-        // The array has written or linked the file, and was killed before it recorded the version.
+        assert_eq!(step(&new, There::Directory), Step::Pass(Passed::Directory));
+        // The cluster has written or linked the file, and was killed before it recorded the version.
         assert_eq!(
             step(&seen(Some(7), &[7], Some(5)), file(7)),
             Step::Note(ObjectId(7))
@@ -135,7 +135,7 @@ mod tests {
             step(&seen(None, &[7], Some(5)), file(7)),
             Step::Note(ObjectId(7))
         );
-        // The store has again a content that the array wrote there earlier.
+        // The store has again a content that the cluster wrote there earlier.
         assert_eq!(
             step(&seen(Some(3), &[3], Some(5)), file(5)),
             Step::Next(ObjectId(5))
@@ -154,12 +154,12 @@ mod tests {
         assert_eq!(step(&changed, waiting), Step::Later);
     }
 
-    /// One name of a store and of its folder.
+    /// One name of a store and of its directory.
     #[derive(Debug, Default)]
     struct Name {
-        /// Content of the store: its tag, and the version that the array wrote there.
+        /// Content of the store: its tag, and the version that the cluster wrote there.
         store: Option<(u64, Option<u64>)>,
-        /// Version of the file, and whether the array wrote the version.
+        /// Version of the file, and whether the cluster wrote the version.
         file: Option<(u64, bool)>,
         /// Recorded tag and version.
         noted: Option<(u64, u64)>,
@@ -181,7 +181,7 @@ mod tests {
             self.store = Some((tag, None));
         }
 
-        fn array_writes(&mut self) {
+        fn cluster_writes(&mut self) {
             let object = self.new_number();
             self.file = Some((object, true));
         }
@@ -249,11 +249,11 @@ mod tests {
                 let written = name.file.filter(|&(_, ours)| ours);
                 match one {
                     0 => name.store_writes(),
-                    1 => name.array_writes(),
+                    1 => name.cluster_writes(),
                     2 => name.settles(),
                     one => {
                         name.looks(one == 3);
-                        // A version that exists only in the array stays the file's version.
+                        // A version that exists only in the cluster stays the file's version.
                         prop_assert!(written.is_none() || name.file == written);
                     }
                 }

@@ -29,7 +29,7 @@ macro_rules! id {
 }
 
 id! {
-    /// Storage node of the array. Its id is chosen by the administrator and stable over restarts.
+    /// Storage node of the cluster. Its id is chosen by the administrator and stable over restarts.
     NodeId(u32)
 }
 id! {

@@ -1,9 +1,9 @@
-//! The label: the one unit of work. Every operation on data in an array is a label that a node executes (DESIGN: one mechanism; LABIOS
+//! The label: the one unit of work. Every operation on data in a cluster is a label that a node executes (DESIGN: one mechanism; LABIOS
 //! §3.2). This module defines labels and their outcomes as plain data.
 //!
 //! A label is idempotent by its id: a node that receives an id again answers with the recorded outcome.
 
-use crate::folder;
+use crate::directory;
 use crate::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
 use crate::layout::{PartOf, Selection};
 use crate::resources::Needs;
@@ -164,17 +164,17 @@ pub struct Analysis {
 pub enum Kernel {
     /// Kernel that is part of every node.
     Builtin(String),
-    /// A native `.so` with the entry point `start_kernel`, kept in the array (so also an input).
+    /// A native `.so` with the entry point `start_kernel`, kept in the cluster (so also an input).
     Native {
         /// Name among the task's inputs.
         input: String,
     },
-    /// A WebAssembly module with the same interface, kept in the array (so also an input).
+    /// A WebAssembly module with the same interface, kept in the cluster (so also an input).
     Wasm {
         /// Name among the task's inputs.
         input: String,
     },
-    /// An executable kept in the array (so also an input), such as a script.
+    /// An executable kept in the cluster (so also an input), such as a script.
     Stored {
         /// Name among the task's inputs.
         input: String,
@@ -246,7 +246,7 @@ impl Kernel {
 /// Input of a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// Path that the kernel sees, relative to its private folder.
+    /// Path that the kernel sees, relative to its private directory.
     pub name: String,
     /// Exact sealed object.
     pub object: ObjectId,
@@ -261,11 +261,11 @@ pub struct Input {
 /// Output of a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// Path that the kernel writes, relative to its private folder; the path of a [folder] ends in a slash.
+    /// Path that the kernel writes, relative to its private directory; the path of a [directory] ends in a slash.
     pub name: String,
-    /// Id of the bytes once they are sealed; for a folder, the first of its ids.
+    /// Id of the bytes once they are sealed; for a directory, the first of its ids.
     pub object: ObjectId,
-    /// Inode that the name will have. It is stored with the object so that names can be rebuilt from nodes. For a folder, it is the
+    /// Inode that the name will have. It is stored with the object so that names can be rebuilt from nodes. For a directory, it is the
     /// first inode of a range of the same length as the ids.
     pub inode: Inode,
     /// Full path in the namespace, without a slash at its end.
@@ -279,7 +279,7 @@ impl Output {
     /// Returns the objects that the output may have.
     #[must_use]
     pub fn objects(&self) -> Range<u64> {
-        folder::objects(&self.name, self.object)
+        directory::objects(&self.name, self.object)
     }
 }
 
@@ -411,7 +411,7 @@ pub struct Sealed {
     pub object: ObjectId,
     /// Final size, in bytes.
     pub size: u64,
-    /// Path within an output folder; empty for an output that is a file.
+    /// Path within an output directory; empty for an output that is a file.
     pub name: String,
 }
 

@@ -144,7 +144,7 @@ pub struct Edge<'a> {
 }
 
 impl Record {
-    /// Returns whether the kernel has this name: as the task names it, or without folder, version and extension.
+    /// Returns whether the kernel has this name: as the task names it, or without directory, version and extension.
     #[must_use]
     pub fn is_of(&self, kernel: &str) -> bool {
         let file = self.kernel.rsplit('/').next().unwrap_or_default();

@@ -36,8 +36,8 @@ const MENDED_MAX: usize = 3;
 /// Maximum number of parts of a path that is searched: each part needs a look at all earlier ones.
 pub const PARTS_MAX: usize = 64;
 
-/// Returns the path that was probably meant by a path that does not exist: each missing part is replaced by the nearest name in its folder.
-/// `there` returns whether a full path exists, and `beside` lists the names in the folder of a full path; both with the rights of the
+/// Returns the path that was probably meant by a path that does not exist: each missing part is replaced by the nearest name in its directory.
+/// `there` returns whether a full path exists, and `beside` lists the names in the directory of a full path; both with the rights of the
 /// caller. Returns `None` if no name is near, if the path exists, or if it has more than [`PARTS_MAX`] parts.
 #[must_use]
 pub fn nearest_path(
@@ -58,15 +58,15 @@ pub fn nearest_path(
         let Some(end) = ends.find(|&end| !there(&meant[..end])) else {
             return (mended > 0).then_some(meant);
         };
-        let (folder, name) = meant[..end].rsplit_once('/')?;
+        let (directory, name) = meant[..end].rsplit_once('/')?;
         let names = beside(&meant[..end]);
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let nearest = nearest_file(name, &names);
         let nearest = nearest.filter(|_| mended < MENDED_MAX);
         meant = match nearest {
-            Some(nearest) => format!("{folder}/{nearest}{}", &meant[end..]),
-            // The folder that was meant is found, but no entry in it is near.
-            None if mended > 0 && !folder.is_empty() => return Some(folder.to_owned()),
+            Some(nearest) => format!("{directory}/{nearest}{}", &meant[end..]),
+            // The directory that was meant is found, but no entry in it is near.
+            None if mended > 0 && !directory.is_empty() => return Some(directory.to_owned()),
             None => return None,
         };
     }
@@ -104,9 +104,9 @@ mod tests {
         ];
         let there = |path: &str| path.is_empty() || tree.contains(&path);
         let beside = |path: &str| {
-            let (folder, _) = path.rsplit_once('/').unwrap();
+            let (directory, _) = path.rsplit_once('/').unwrap();
             let inside = tree.iter().filter_map(|path| path.rsplit_once('/'));
-            let names = inside.filter(|(above, _)| *above == folder);
+            let names = inside.filter(|(above, _)| *above == directory);
             names.map(|(_, name)| name.to_owned()).collect()
         };
         let meant = |path: &str| nearest_path(path, there, beside);

@@ -64,9 +64,9 @@ impl ObjectId {
         self.0 & tag::MASK == tag::DATA && self != Self::STATUS
     }
 
-    /// Returns the path at which a node stores the object, relative to its folder: `objects/<2 hex>/<16 hex>`.
+    /// Returns the path at which a node stores the object, relative to its directory: `objects/<2 hex>/<16 hex>`.
     ///
-    /// The two digits are the id's lowest byte, so that consecutive ids spread over 256 folders.
+    /// The two digits are the id's lowest byte, so that consecutive ids spread over 256 directories.
     #[must_use]
     pub fn relative_path(self) -> String {
         format!("objects/{:02x}/{:016x}", self.0 & 0xff, self.0)
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_spread_over_folders_by_lowest_byte() {
+    fn objects_spread_over_directories_by_lowest_byte() {
         assert_eq!(
             ObjectId(0x1234).relative_path(),
             "objects/34/0000000000001234"

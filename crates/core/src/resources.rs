@@ -333,7 +333,7 @@ pub fn first_to_start<'a, K>(
 pub struct Wants {
     /// Cores, memory and named resources.
     pub needs: Needs,
-    /// Programs of the host, in order, each once, and folders of the host, each with a slash at the end.
+    /// Programs of the host, in order, each once, and directories of the host, each with a slash at the end.
     pub programs: Vec<String>,
 }
 
@@ -356,7 +356,7 @@ pub struct Place {
     pub host: bool,
     /// Resources of the node.
     pub offers: Offers,
-    /// Those of the requested programs and folders that the node has, and all folders that it exposes; `None` if it has not reported
+    /// Those of the requested programs and directories that the node has, and all directories that it exposes; `None` if it has not reported
     /// them.
     pub programs: Option<BTreeSet<String>>,
 }
@@ -412,13 +412,13 @@ pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<NodeId>) -> O
             .filter(has)
             .map(|place| place.node.to_string());
         let others: Vec<String> = others.collect();
-        let is_folder = program.ends_with('/');
+        let is_directory = program.ends_with('/');
         let on = match others.as_slice() {
-            [] if is_folder => offered(places),
+            [] if is_directory => offered(places),
             [] => String::new(),
             some => format!("; node {} does", some.join(", ")),
         };
-        let (has, have) = match is_folder {
+        let (has, have) = match is_directory {
             true => ("shows", "show"),
             false => ("has", "have"),
         };
@@ -435,17 +435,17 @@ pub fn why_nowhere(wants: &Wants, places: &[Place], pinned: Option<NodeId>) -> O
     ))
 }
 
-/// Lists the folders that nodes expose to tasks that request them.
+/// Lists the directories that nodes expose to tasks that request them.
 fn offered(places: &[Place]) -> String {
     let programs = places.iter().filter_map(|place| place.programs.as_ref());
-    let folders = programs.flatten().filter_map(|name| name.strip_suffix('/'));
-    let folders: BTreeSet<&str> = folders.collect();
-    let folders: Vec<&str> = folders.into_iter().collect();
-    let shown = match folders.as_slice() {
+    let directories = programs.flatten().filter_map(|name| name.strip_suffix('/'));
+    let directories: BTreeSet<&str> = directories.collect();
+    let directories: Vec<&str> = directories.into_iter().collect();
+    let shown = match directories.as_slice() {
         [] => "none is shown as a whole".to_owned(),
-        some => format!("shown are {} and the folders below", some.join(", ")),
+        some => format!("shown are {} and the directories below", some.join(", ")),
     };
-    format!("; {shown}, as their administrators allow by --kernels-folders")
+    format!("; {shown}, as their administrators allow by --kernels-dirs")
 }
 
 #[cfg(test)]

@@ -1,20 +1,20 @@
-//! Environment of a task apart from its files: environment variables, folders of programs, and folders of its node's host, such as `/sw`
+//! Environment of a task apart from its files: environment variables, directories of programs, and directories of its node's host, such as `/sw`
 //! or a virtual environment.
 //!
-//! Nodes report the programs and folders of their host by name; names of folders have a slash at the end.
+//! Nodes report the programs and directories of their host by name; names of directories have a slash at the end.
 
 use crate::label::Kernel;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Maximum number of folders of one task.
-pub const FOLDERS_MAX: usize = 64;
+/// Maximum number of directories of one task.
+pub const DIRECTORIES_MAX: usize = 64;
 /// Maximum size of one task's environment, in bytes.
 pub const BYTES_MAX: usize = 128 << 10;
 /// Maximum size of the environments of all tasks of a job together, in bytes.
 pub const JOB_BYTES_MAX: usize = 64 << 20;
 
-/// Maximum number of programs to look for per job, counted once for each folder of a `path`.
+/// Maximum number of programs to look for per job, counted once for each directory of a `path`.
 pub const LOOKS_MAX: usize = 10_000;
 
 /// Variable of a task that may read all of its inputs completely, whatever selection it sees as files. The node sets it to the pipes for
@@ -32,10 +32,10 @@ const OWN_VARIABLES: [&str; 4] = ["HOME", "PATH", "PWD", "TMPDIR"];
 pub struct Surroundings {
     /// Environment variables.
     pub environment: BTreeMap<String, String>,
-    /// Absolute paths of folders that are searched for programs before those of the node; the task may read them, too.
+    /// Absolute paths of directories that are searched for programs before those of the node; the task may read them, too.
     pub path: Vec<String>,
-    /// Absolute paths of folders of the node's host that the task may read.
-    pub folders: Vec<String>,
+    /// Absolute paths of directories of the node's host that the task may read.
+    pub directories: Vec<String>,
 }
 
 impl Surroundings {
@@ -68,20 +68,23 @@ impl Surroundings {
             .sum()
     }
 
-    /// Returns the folders of the host that the task may read, those of `path` first.
+    /// Returns the directories of the host that the task may read, those of `path` first.
     pub fn shown(&self) -> impl Iterator<Item = &str> {
-        self.path.iter().chain(&self.folders).map(String::as_str)
+        self.path
+            .iter()
+            .chain(&self.directories)
+            .map(String::as_str)
     }
 
-    /// Returns the requirements of this kernel on the node's host: programs, then folders.
+    /// Returns the requirements of this kernel on the node's host: programs, then directories.
     #[must_use]
     pub fn wanted(&self, kernel: &Kernel) -> Vec<String> {
         let mut wanted = kernel.programs();
-        wanted.extend(self.shown().map(|folder| format!("{folder}/")));
+        wanted.extend(self.shown().map(|directory| format!("{directory}/")));
         wanted
     }
 
-    /// Merges this environment with that of the whole job: its own variables take precedence, and its own folders of programs come first.
+    /// Merges this environment with that of the whole job: its own variables take precedence, and its own directories of programs come first.
     #[must_use]
     pub fn over(mut self, job: &Self) -> Self {
         for (name, value) in &job.environment {
@@ -90,7 +93,7 @@ impl Surroundings {
         }
         for (own, others) in [
             (&mut self.path, &job.path),
-            (&mut self.folders, &job.folders),
+            (&mut self.directories, &job.directories),
         ] {
             for one in others {
                 if !own.contains(one) {
@@ -108,20 +111,20 @@ impl fmt::Display for Surroundings {
         let mut words: Vec<String> = variables
             .map(|(name, value)| format!("{name}={value}"))
             .collect();
-        for (what, folders) in [("path", &self.path), ("folders", &self.folders)] {
-            if !folders.is_empty() {
-                words.push(format!("{what} {}", folders.join(":")));
+        for (what, directories) in [("path", &self.path), ("directories", &self.directories)] {
+            if !directories.is_empty() {
+                words.push(format!("{what} {}", directories.join(":")));
             }
         }
         f.write_str(&words.join(", "))
     }
 }
 
-/// Returns the name of a program, or of a folder with a slash at the end, in a form for people.
+/// Returns the name of a program, or of a directory with a slash at the end, in a form for people.
 #[must_use]
 pub fn named(name: &str) -> String {
     match name.strip_suffix('/') {
-        Some(folder) => format!("the folder `{folder}`"),
+        Some(directory) => format!("the directory `{directory}`"),
         None => format!("the program `{name}`"),
     }
 }
@@ -167,12 +170,12 @@ mod tests {
         let of = |variable: &str, path: &[&str]| Surroundings {
             environment: BTreeMap::from([(variable.into(), path[0].into())]),
             path: path.iter().map(|&one| one.into()).collect(),
-            folders: vec!["/sw".into()],
+            directories: vec!["/sw".into()],
         };
         let all = of("A", &["/t/bin", "/both"]).over(&of("A", &["/both", "/j/bin"]));
         assert_eq!(all.environment["A"], "/t/bin");
         assert_eq!(all.path, ["/t/bin", "/both", "/j/bin"]);
-        assert_eq!(all.folders, ["/sw"]);
+        assert_eq!(all.directories, ["/sw"]);
         assert_eq!(
             of("B", &["/x"]).over(&of("A", &["/y"])).environment.len(),
             2
@@ -182,7 +185,7 @@ mod tests {
         let program = Kernel::Program("/t/bin/x".into());
         let wanted = ["/t/bin/x", "/t/bin/", "/both/", "/j/bin/", "/sw/"];
         assert_eq!(all.wanted(&program), wanted);
-        let shown = "A=/t/bin, path /t/bin:/both:/j/bin, folders /sw";
+        let shown = "A=/t/bin, path /t/bin:/both:/j/bin, directories /sw";
         assert_eq!(all.to_string(), shown);
     }
 }

@@ -39,8 +39,8 @@ impl Chance {
 
 /// Returns the undamaged files, with their names.
 pub(crate) fn fixtures() -> Vec<(String, Vec<u8>)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-    let mut files: Vec<(String, Vec<u8>)> = folder
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let mut files: Vec<(String, Vec<u8>)> = directory
         .read_dir()
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -138,7 +138,7 @@ pub(crate) fn one(name: &str, file: &Vec<u8>) -> bool {
                 variable,
                 &ranges,
                 zip.as_ref()
-                    .map_or(Store::File(&counted), |zip| Store::Folder(zip)),
+                    .map_or(Store::File(&counted), |zip| Store::Directory(zip)),
                 1 << 16,
             ) else {
                 continue;

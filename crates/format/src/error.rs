@@ -40,7 +40,7 @@ pub enum Error {
     /// A metadata file of a Zarr array that is invalid.
     #[error("{file}: {why}")]
     Metadata {
-        /// The file, as a path in its folder.
+        /// The file, as a path in its directory.
         file: String,
         /// Reason, with its place.
         why: String,

@@ -1,12 +1,12 @@
 //! Locates the bytes of a variable in files of netCDF, HDF5, Zarr and FITS.
 //!
-//! Readers get headers through [`Bytes`] (a file) or [`Folder`] (a folder of files), on any storage, and return them in one form
+//! Readers get headers through [`Bytes`] (a file) or [`Directory`] (a directory of files), on any storage, and return them in one form
 //! ([`Header`]) for all formats. [`pieces`] converts a selection to the bytes that contain it. This crate decodes no values. Files are
 //! untrusted input: every size is checked before use, and one pass over a header can read and keep only a limited amount of data.
 
 mod bytes;
+mod directory;
 mod error;
-mod folder;
 mod meaning;
 mod model;
 mod select;
@@ -21,8 +21,8 @@ pub mod zarr;
 pub mod zip;
 
 pub use bytes::Bytes;
+pub use directory::Directory;
 pub use error::{Error, Result};
-pub use folder::Folder;
 pub use meaning::{Meaning, Number};
 pub use model::{
     ATTRIBUTE_BYTES_MAX, Attribute, Chunk, Chunked, DataType, Dimension, Filter, Format, Group,
@@ -30,7 +30,7 @@ pub use model::{
 };
 pub use select::{Piece, Pieces, Range, Span, Store, pieces};
 
-/// Reads the header of a file in any known format. If the file is a zip file, [`pieces`] needs it as a folder ([`zip::Zip`]).
+/// Reads the header of a file in any known format. If the file is a zip file, [`pieces`] needs it as a directory ([`zip::Zip`]).
 ///
 /// # Errors
 /// If the format is not known, or if the header is damaged.

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::model::{Chunk, Index};
-use crate::{Bytes, Chunked, Error, Folder, Result, Storage, Variable, hdf5, zarr};
+use crate::{Bytes, Chunked, Directory, Error, Result, Storage, Variable, hdf5, zarr};
 
 /// Maximum number of unneeded bytes that are read together with their neighbours, rather than making two pieces.
 const GAP_BYTES: u64 = 64 << 10;
@@ -82,7 +82,7 @@ impl Range {
 /// Some bytes of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
-    /// File, if a variable is a folder of files.
+    /// File, if a variable is a directory of files.
     pub file: Option<String>,
     /// Offset of the first byte.
     pub offset: u64,
@@ -134,15 +134,15 @@ impl Piece {
 pub enum Store<'a> {
     /// One file.
     File(&'a dyn Bytes),
-    /// A folder of files (or a zip file, which counts as a folder).
-    Folder(&'a dyn Folder),
+    /// A directory of files (or a zip file, which counts as a directory).
+    Directory(&'a dyn Directory),
 }
 
 impl std::fmt::Debug for Store<'_> {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(match self {
             Self::File(_) => "File",
-            Self::Folder(_) => "Folder",
+            Self::Directory(_) => "Directory",
         })
     }
 }
@@ -197,9 +197,9 @@ pub fn pieces<'a>(
         (Storage::Chunked(chunked), store) => {
             Ways::Chunks(Grid::new(variable, selection, chunked, store)?)
         }
-        (_, Store::Folder(_)) => {
+        (_, Store::Directory(_)) => {
             return Err(unsupported(
-                "storage in one file, of which this is a folder",
+                "storage in one file, of which this is a directory",
             ));
         }
     };
@@ -447,12 +447,13 @@ impl<'a> Grid<'a> {
                 chunks: hdf5::chunks(variable, chunked, index, bytes)?,
                 file_size: bytes.size(),
             },
-            (Index::Zarr(index), Store::Folder(folder)) => {
-                Places::Files(zarr::Lookup::new(index, folder))
+            (Index::Zarr(index), Store::Directory(directory)) => {
+                Places::Files(zarr::Lookup::new(index, directory))
             }
             _ => {
                 let what =
-                    "a folder where a file is to be, or a file where a folder is to be".into();
+                    "a directory where a file is to be, or a file where a directory is to be"
+                        .into();
                 return Err(Error::Unsupported {
                     variable: variable.path.clone(),
                     what,

@@ -1,4 +1,4 @@
-//! Zarr, versions 2 and 3: a folder of files, with metadata files that describe the others.
+//! Zarr, versions 2 and 3: a directory of files, with metadata files that describe the others.
 //!
 //! The name of a file determines its chunk; a shard has an index of its chunks in its file. Consolidated metadata, a description of all
 //! arrays in one file, is used if it exists. The reader follows the Zarr specifications 2 and 3, and numcodecs' names of codecs.
@@ -15,18 +15,18 @@ use serde_json::{Map, Value as Json};
 
 use crate::model::{ATTRIBUTE_BYTES_MAX, NAMES_MAX, fill_of};
 use crate::{
-    Attribute, DataType, Dimension, Error, Folder, Format, Group, Header, Result, Span, Storage,
+    Attribute, DataType, Dimension, Directory, Error, Format, Group, Header, Result, Span, Storage,
     Value, Variable,
 };
 
-/// Files that describe the contents of a folder. Each of the first four makes the folder a Zarr.
+/// Files that describe the contents of a directory. Each of the first four makes the directory a Zarr.
 pub const METADATA: [&str; 5] = ["zarr.json", ".zgroup", ".zarray", ".zmetadata", ".zattrs"];
 
 /// Maximum size of a metadata file, in bytes.
 const METADATA_MAX: u64 = 8 << 20;
 /// Maximum size of all metadata files together, in bytes.
 const METADATA_ALL_MAX: u64 = 32 << 20;
-/// Maximum number of files and folders that are examined.
+/// Maximum number of files and directories that are examined.
 const LOOKS_MAX: usize = 1 << 18;
 /// Maximum depth of nested groups.
 const DEPTH_MAX: usize = 32;
@@ -56,13 +56,13 @@ struct Shard {
     checksum: bool,
 }
 
-/// Reads the description of the arrays in a folder.
+/// Reads the description of the arrays in a directory.
 ///
 /// # Errors
-/// If the folder is no Zarr, if its metadata are damaged, or if they exceed the limits of any real Zarr.
-pub fn read(folder: &dyn Folder) -> Result<Header> {
+/// If the directory is no Zarr, if its metadata are damaged, or if they exceed the limits of any real Zarr.
+pub fn read(directory: &dyn Directory) -> Result<Header> {
     let mut reader = Reader {
-        folder,
+        directory,
         bytes_left: METADATA_ALL_MAX,
         looks_left: LOOKS_MAX,
     };
@@ -93,13 +93,13 @@ pub fn read(folder: &dyn Folder) -> Result<Header> {
     Ok(header)
 }
 
-/// Returns whether a folder is a Zarr.
+/// Returns whether a directory is a Zarr.
 ///
 /// # Errors
 /// If its files cannot be read.
-pub fn is(folder: &dyn Folder) -> io::Result<bool> {
+pub fn is(directory: &dyn Directory) -> io::Result<bool> {
     for name in &METADATA[..4] {
-        if folder.size(name)?.is_some() {
+        if directory.size(name)?.is_some() {
             return Ok(true);
         }
     }
@@ -112,7 +112,7 @@ enum Node {
 }
 
 struct Reader<'a> {
-    folder: &'a dyn Folder,
+    directory: &'a dyn Directory,
     bytes_left: u64,
     looks_left: usize,
 }
@@ -135,7 +135,7 @@ impl Reader<'_> {
             offset: 0,
             source,
         };
-        let Some(size) = self.folder.size(path).map_err(failed)? else {
+        let Some(size) = self.directory.size(path).map_err(failed)? else {
             return Ok(None);
         };
         let left = self
@@ -147,7 +147,9 @@ impl Reader<'_> {
             limit: METADATA_MAX,
         })?;
         let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];
-        self.folder.read_at(path, 0, &mut bytes).map_err(failed)?;
+        self.directory
+            .read_at(path, 0, &mut bytes)
+            .map_err(failed)?;
         // Python's writers store numbers that JSON does not support.
         let json = serde_json::from_slice(&bytes).or_else(|error| {
             let found = with_texts(&bytes).ok_or(error)?;
@@ -161,8 +163,8 @@ impl Reader<'_> {
 
     fn list(&mut self, path: &str) -> Result<Vec<String>> {
         self.look()?;
-        let mut names = self.folder.list(path).map_err(|source| Error::Io {
-            what: "a folder of a Zarr",
+        let mut names = self.directory.list(path).map_err(|source| Error::Io {
+            what: "a directory of a Zarr",
             offset: 0,
             source,
         })?;
@@ -170,7 +172,7 @@ impl Reader<'_> {
         Ok(names)
     }
 
-    /// Visits the folders below the root that may be arrays or groups, each once: `at` returns whether a folder is a group.
+    /// Visits the directories below the root that may be arrays or groups, each once: `at` returns whether a directory is a group.
     fn walk(&mut self, mut at: impl FnMut(&mut Self, &str) -> Result<bool>) -> Result<()> {
         let mut left = vec![(String::new(), 0)];
         let mut seen = 0;
@@ -350,7 +352,7 @@ fn value(json: &Json) -> Value {
 /// Finds chunks by their places.
 pub(crate) struct Lookup<'a> {
     index: &'a Index,
-    folder: &'a dyn Folder,
+    directory: &'a dyn Directory,
     /// Index of the last used shard: its place and its bytes.
     shard: Option<(Vec<u64>, Option<Vec<u8>>)>,
 }
@@ -364,10 +366,10 @@ impl std::fmt::Debug for Lookup<'_> {
 }
 
 impl<'a> Lookup<'a> {
-    pub(crate) fn new(index: &'a Index, folder: &'a dyn Folder) -> Self {
+    pub(crate) fn new(index: &'a Index, directory: &'a dyn Directory) -> Self {
         Self {
             index,
-            folder,
+            directory,
             shard: None,
         }
     }
@@ -387,7 +389,7 @@ impl<'a> Lookup<'a> {
     }
 
     fn size(&self, name: &str) -> Result<Option<u64>> {
-        self.folder.size(name).map_err(|source| Error::Io {
+        self.directory.size(name).map_err(|source| Error::Io {
             what: "a chunk of a Zarr",
             offset: 0,
             source,
@@ -395,7 +397,7 @@ impl<'a> Lookup<'a> {
     }
 
     fn span(&self, name: &str, offset: u64, size: u64) -> Result<Span> {
-        let place = self.folder.place(name);
+        let place = self.directory.place(name);
         let (file, begin) = place.map_err(|source| Error::Io {
             what: "a chunk of a Zarr",
             offset,
@@ -485,7 +487,7 @@ impl<'a> Lookup<'a> {
         };
         let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
         let offset = if shard.first { 0 } else { end };
-        let read = self.folder.read_at(name, offset, &mut bytes);
+        let read = self.directory.read_at(name, offset, &mut bytes);
         read.map_err(|source| Error::Io {
             what: "index of a shard",
             offset,

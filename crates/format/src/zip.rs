@@ -1,4 +1,4 @@
-//! Zip file as a folder, for a Zarr in it. Only uncompressed members can be read: a compressed member has no bytes of its own in the
+//! Zip file as a directory, for a Zarr in it. Only uncompressed members can be read: a compressed member has no bytes of its own in the
 //! file.
 
 use std::cell::RefCell;
@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use crate::bytes::{Cursor, Source};
-use crate::{Bytes, Error, Folder, Result};
+use crate::{Bytes, Directory, Error, Result};
 
 /// Maximum number of members.
 pub const MEMBERS_MAX: u64 = 1 << 20;
@@ -173,7 +173,7 @@ fn member(directory: &mut Cursor) -> Result<(String, Member)> {
     ))
 }
 
-impl Folder for Zip<'_> {
+impl Directory for Zip<'_> {
     fn size(&self, path: &str) -> io::Result<Option<u64>> {
         Ok(self.members.get(path).map(|member| member.size))
     }

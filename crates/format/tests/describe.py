@@ -127,7 +127,7 @@ def hdf5(raw):
     return out
 
 
-def zarr_folder(path):
+def zarr_directory(path):
     root = zarr.open(zarr.storage.ZipStore(path, mode="r") if path.endswith(".zip") else path, mode="r")
     out = {"variables": [], "groups": [], "attributes": {n: attribute(v) for n, v in root.attrs.items()}}
 
@@ -177,7 +177,7 @@ def image(path):
 
 def describe(path):
     if ".zarr" in path:
-        return zarr_folder(path)
+        return zarr_directory(path)
     if path.endswith(".fits"):
         return image(path)
     raw = h5py.File(path) if h5py.is_hdf5(path) else None

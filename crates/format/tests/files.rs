@@ -234,7 +234,7 @@ fn one_file(path: &Path) -> usize {
     if path.is_dir() {
         let header =
             zarr::read(&path.to_path_buf()).unwrap_or_else(|error| panic!("{of}: {error}"));
-        return compare(&header, &json, Store::Folder(&path.to_path_buf()), &of);
+        return compare(&header, &json, Store::Directory(&path.to_path_buf()), &of);
     }
     let file = std::fs::File::open(path).unwrap();
     let header = tidemill_format::read(&file).unwrap_or_else(|error| panic!("{of}: {error}"));
@@ -242,7 +242,7 @@ fn one_file(path: &Path) -> usize {
         return compare(
             &header,
             &json,
-            Store::Folder(&zip::Zip::open(&file).unwrap()),
+            Store::Directory(&zip::Zip::open(&file).unwrap()),
             &of,
         );
     }

@@ -81,9 +81,10 @@ mod tests {
 
     /// Sends a request to a peer at the other ends of the pipes, which answers with `answer`.
     fn asked(name: &str, answer: &'static [u8], into: &mut [u8]) -> (Result<usize>, String) {
-        let folder = std::env::temp_dir().join(format!("tidemill-{}-{name}", std::process::id()));
-        std::fs::create_dir(&folder).unwrap();
-        let pipes = folder.join("p").to_str().unwrap().to_owned();
+        let directory =
+            std::env::temp_dir().join(format!("tidemill-{}-{name}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        let pipes = directory.join("p").to_str().unwrap().to_owned();
         let both = |end: &str| {
             let path = format!("{pipes}.{end}");
             assert!(
@@ -108,7 +109,7 @@ mod tests {
         });
         let read = ask(&pipes, "a b", 7, into);
         let (line, _answers) = other.join().unwrap();
-        std::fs::remove_dir_all(folder).unwrap();
+        std::fs::remove_dir_all(directory).unwrap();
         (read, line)
     }
 

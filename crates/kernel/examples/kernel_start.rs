@@ -1,5 +1,5 @@
 //! Measures the duration of a kernel's run, from `spawn` to its end, and prints it as JSON lines. The kernel reads an input of 8 bytes,
-//! in an existing private folder. For comparison, the program also measures the plain fork and exec of a program, and the bare child of
+//! in an existing private directory. For comparison, the program also measures the plain fork and exec of a program, and the bare child of
 //! built-in kernels. All measurements take turns, so that other load affects all of them alike. Build it with `--release`.
 //!
 //! `kernel_start [ROUNDS]`
@@ -26,16 +26,16 @@ const LIBRARY: &str = "tests/kernels/places.c";
 fn main() -> Result<(), Box<dyn Error>> {
     child::main_if_child();
     let rounds = std::env::args().nth(1).map_or(Ok(300), |arg| arg.parse())?;
-    let folder = std::env::temp_dir().join(format!("kernel-start-{}", std::process::id()));
-    fs::create_dir(&folder)?;
-    fs::set_permissions(&folder, Permissions::from_mode(0o711))?;
-    let measured = measure(&folder, rounds);
-    fs::remove_dir_all(&folder)?;
+    let directory = std::env::temp_dir().join(format!("kernel-start-{}", std::process::id()));
+    fs::create_dir(&directory)?;
+    fs::set_permissions(&directory, Permissions::from_mode(0o711))?;
+    let measured = measure(&directory, rounds);
+    fs::remove_dir_all(&directory)?;
     measured
 }
 
-fn build_library(folder: &Path) -> Result<PathBuf, Box<dyn Error>> {
-    let library = folder.join("places.so");
+fn build_library(directory: &Path) -> Result<PathBuf, Box<dyn Error>> {
+    let library = directory.join("places.so");
     let source = Path::new(env!("CARGO_MANIFEST_DIR"));
     let built = Command::new("cc")
         .args(["-O2", "-shared", "-fPIC", "-I"])
@@ -49,19 +49,19 @@ fn build_library(folder: &Path) -> Result<PathBuf, Box<dyn Error>> {
     Ok(library)
 }
 
-fn measure(folder: &Path, rounds: usize) -> Result<(), Box<dyn Error>> {
-    let input = folder.join("input");
+fn measure(directory: &Path, rounds: usize) -> Result<(), Box<dyn Error>> {
+    let input = directory.join("input");
     fs::write(&input, [1; 8])?;
-    let module = folder.join("places.wasm");
+    let module = directory.join("places.wasm");
     fs::write(&module, wat::parse_str(MODULE)?)?;
-    let library = build_library(folder)?;
-    let modules = Some(folder.join("modules"));
+    let library = build_library(directory)?;
+    let modules = Some(directory.join("modules"));
     let launcher = Launcher::new(Settings {
         modules,
         ..Settings::default()
     })?;
     let run = |code: Code, name: &str, args: &[&str]| {
-        let mut run = Run::new(code, folder.join(name));
+        let mut run = Run::new(code, directory.join(name));
         run.args = args.iter().map(|arg| (*arg).to_owned()).collect();
         run.inputs_as = InputsAs::Symlink;
         // A node that runs as root runs kernels of its users in this way.

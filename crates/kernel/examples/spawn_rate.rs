@@ -20,15 +20,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let runs: u32 = args.next().map_or(Ok(500), |arg| arg.parse())?;
     let mebibytes: usize = args.next().map_or(Ok(256), |arg| arg.parse())?;
-    let folder = std::env::temp_dir().join(format!("spawn-rate-{}", std::process::id()));
-    fs::create_dir(&folder)?;
-    fs::set_permissions(&folder, Permissions::from_mode(0o711))?;
-    let measured = spawns(&folder, runs).and_then(|()| scans(&folder, mebibytes));
-    fs::remove_dir_all(&folder)?;
+    let directory = std::env::temp_dir().join(format!("spawn-rate-{}", std::process::id()));
+    fs::create_dir(&directory)?;
+    fs::set_permissions(&directory, Permissions::from_mode(0o711))?;
+    let measured = spawns(&directory, runs).and_then(|()| scans(&directory, mebibytes));
+    fs::remove_dir_all(&directory)?;
     measured
 }
 
-fn spawns(folder: &Path, runs: u32) -> Result<(), Box<dyn Error>> {
+fn spawns(directory: &Path, runs: u32) -> Result<(), Box<dyn Error>> {
     let launcher = Launcher::new(Settings::default())?;
     for round in 0..2 {
         let begin = Instant::now();
@@ -40,23 +40,23 @@ fn spawns(folder: &Path, runs: u32) -> Result<(), Box<dyn Error>> {
         for number in 0..runs {
             let mut run = Run::new(
                 Code::Program("/bin/true".into()),
-                folder.join(format!("{round}-{number}")),
+                directory.join(format!("{round}-{number}")),
             );
             run.inputs_as = InputsAs::Symlink;
             let exit = launcher.spawn(&launcher.prepare(run)?)?.wait()?;
             assert!(exit.success());
         }
-        report("sandboxed, with its private folder", runs, begin);
+        report("sandboxed, with its private directory", runs, begin);
         let run = Run::new(
             Code::Program("/bin/true".into()),
-            folder.join(format!("{round}")),
+            directory.join(format!("{round}")),
         );
         let prepared = launcher.prepare(run)?;
         let begin = Instant::now();
         for _ in 0..runs {
             launcher.spawn(&prepared)?.wait()?;
         }
-        report("sandboxed, one folder for all", runs, begin);
+        report("sandboxed, one directory for all", runs, begin);
     }
     Ok(())
 }
@@ -66,8 +66,8 @@ fn report(what: &str, runs: u32, begin: Instant) {
     println!(r#"{{"measure":"spawn","what":"{what}","runs":{runs},"per_second":{rate:.0}}}"#);
 }
 
-fn scans(folder: &Path, mebibytes: usize) -> Result<(), Box<dyn Error>> {
-    let path = folder.join("data");
+fn scans(directory: &Path, mebibytes: usize) -> Result<(), Box<dyn Error>> {
+    let path = directory.join("data");
     let mut file = File::create(&path)?;
     // Small numbers in any type, with some newlines and spaces for the text kernels.
     let piece: Vec<u8> = (0_u32..1 << 20)

@@ -13,8 +13,8 @@
  * bounded time, memory and output. If a kernel crashes, only its task fails. A shared object may use threads and
  * libraries of the host. A module can only use the functions of this file.
  *
- *   cc -O2 -shared -fPIC -I <this folder> -o kernel.so kernel.c
- *   clang --target=wasm32 -O2 -nostdlib -Wl,--no-entry,--export-dynamic -I <this folder> -o kernel.wasm kernel.c
+ *   cc -O2 -shared -fPIC -I <this directory> -o kernel.so kernel.c
+ *   clang --target=wasm32 -O2 -nostdlib -Wl,--no-entry,--export-dynamic -I <this directory> -o kernel.wasm kernel.c
  *
  * `tidemill kernel build kernel.c` does either.
  *

@@ -1,5 +1,5 @@
 //! Opened code of a run. The launcher opens each code file once, with the rights of the run's user, and uses only the open file from then
-//! on. The owner of a program's folder can change the target of the program's name at any moment.
+//! on. The owner of a program's directory can change the target of the program's name at any moment.
 
 use std::ffi::{CStr, CString};
 use std::fs::{File, Metadata};
@@ -229,8 +229,8 @@ mod tests {
 
     #[test]
     fn interpreter_is_read_from_first_line() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("script");
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("script");
         std::fs::write(&file, "#! /usr/bin/env python3\nprint()\n").unwrap();
         let read = || interpreter(&File::open(&file).unwrap()).unwrap();
         assert_eq!(read().as_deref(), Some("/usr/bin/env"));
@@ -242,14 +242,14 @@ mod tests {
     fn open_as_restores_own_rights() {
         let groups = || rustix::process::getgroups().unwrap();
         let before = groups();
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let closed = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-        std::fs::set_permissions(folder.path(), closed).unwrap();
+        std::fs::set_permissions(directory.path(), closed).unwrap();
         let user = User {
             uid: 1000,
             gid: 1000,
         };
-        let refused = open_as(user, user, &folder.path().join("none"), true).unwrap_err();
+        let refused = open_as(user, user, &directory.path().join("none"), true).unwrap_err();
         let expected = if OWN_USER.uid == 0 {
             io::ErrorKind::PermissionDenied
         } else {
@@ -257,8 +257,8 @@ mod tests {
         };
         assert_eq!(refused.kind(), expected);
         assert_eq!(groups(), before);
-        std::fs::write(folder.path().join("own"), "x").unwrap();
-        let own = std::fs::metadata(folder.path().join("own")).unwrap();
+        std::fs::write(directory.path().join("own"), "x").unwrap();
+        let own = std::fs::metadata(directory.path().join("own")).unwrap();
         assert_eq!((own.uid(), own.gid()), (OWN_USER.uid, OWN_USER.gid));
     }
 }

@@ -9,7 +9,7 @@ pub enum SetupError {
     /// The host lacks a part of the sandbox.
     #[error(
         "this host cannot confine kernels: {missing}; allow a weak sandbox in the settings if every user of \
-         this array may be trusted with everything the node can reach"
+         this cluster may be trusted with everything the node can reach"
     )]
     WeakSandbox {
         /// Missing parts of the sandbox.
@@ -31,15 +31,15 @@ pub enum SetupError {
     },
 }
 
-/// Reason why a private folder could not be made.
+/// Reason why a private directory could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
     /// A path that must be absolute is not.
     #[error("{0} is not an absolute path")]
     NotAbsolute(PathBuf),
-    /// A name that leads out of the private folder, or into its reserved part.
+    /// A name that leads out of the private directory, or into its reserved part.
     #[error(
-        "the file name {0:?} cannot be used in a private folder: it must be relative, without `.`, `..` or \
+        "the file name {0:?} cannot be used in a private directory: it must be relative, without `.`, `..` or \
          empty parts, and not begin with `.tidemill`"
     )]
     Name(String),
@@ -51,8 +51,8 @@ pub enum PrepareError {
     /// A stage of a stack is itself a stack.
     #[error("a stack of kernels can't be part of another stack")]
     NestedStack,
-    /// Two inputs or outputs have one name, or one is a folder of another.
-    #[error("the file name {0:?} is used twice, or both as a file and as a folder")]
+    /// Two inputs or outputs have one name, or one is a directory of another.
+    #[error("the file name {0:?} is used twice, or both as a file and as a directory")]
     NameTwice(String),
     /// `stdin` or `stdout` names no file of the run.
     #[error("{stream} is {name:?}, which is not among the task's {list}")]
@@ -74,7 +74,7 @@ pub enum PrepareError {
         /// Cause.
         source: io::Error,
     },
-    /// The task could change this input through a hard link in its folder.
+    /// The task could change this input through a hard link in its directory.
     #[error(
         "input {name:?} ({path}) belongs to the task's own user or is writable by it, so a hard link would let \
          the task change it; present inputs as symbolic links"
@@ -129,12 +129,12 @@ pub enum PrepareError {
         /// Cause.
         source: Box<SpawnError>,
     },
-    /// Other users can write to the folder of compiled modules, or it does not belong to this program's user.
+    /// Other users can write to the directory of compiled modules, or it does not belong to this program's user.
     #[error(
-        "compiled modules are not kept in {path}: it must be a folder of user {uid} that nobody else can write to"
+        "compiled modules are not kept in {path}: it must be a directory of user {uid} that nobody else can write to"
     )]
-    ModuleFolder {
-        /// The folder.
+    ModuleDirectory {
+        /// The directory.
         path: PathBuf,
         /// The user.
         uid: u32,
@@ -157,7 +157,7 @@ pub enum PrepareError {
         /// Interpreter in the script's first line.
         interpreter: String,
     },
-    /// The folder, or a file or folder in it, could not be made.
+    /// The directory, or a file or directory in it, could not be made.
     #[error("cannot make {path}: {source}")]
     Make {
         /// Path that could not be made.
@@ -211,33 +211,33 @@ pub enum OutputError {
     /// The kernel did not write the output.
     #[error("the kernel ended well but did not write its output {0:?}")]
     Missing(String),
-    /// The output is a folder, a link or another kind of file than a plain one.
+    /// The output is a directory, a link or another kind of file than a plain one.
     #[error("the output {0:?} is not a plain file of its own, or its path has a symbolic link")]
     NotAFile(String),
-    /// The output is no longer a folder, although it was a folder when the kernel started.
-    #[error("the output {0:?} is not a folder any more")]
-    NotAFolder(String),
-    /// The folder contains no file.
+    /// The output is no longer a directory, although it was a directory when the kernel started.
+    #[error("the output {0:?} is not a directory any more")]
+    NotADirectory(String),
+    /// The directory contains no file.
     #[error("the kernel ended well but wrote no file into its output {0:?}")]
     Empty(String),
-    /// The folder contains an entry that is neither a file nor a folder.
+    /// The directory contains an entry that is neither a file nor a directory.
     #[error(
-        "{0:?}, which the kernel wrote, is neither a plain file nor a folder: links, pipes and devices can't be kept"
+        "{0:?}, which the kernel wrote, is neither a plain file nor a directory: links, pipes and devices can't be kept"
     )]
     Strange(String),
-    /// The folder contains an entry whose name is not valid text.
+    /// The directory contains an entry whose name is not valid text.
     #[error("{0:?}, which the kernel wrote, has a name that is not UTF-8 and can't be kept")]
     NoText(String),
-    /// The folder contains more entries than can be kept.
+    /// The directory contains more entries than can be kept.
     #[error(
-        "there are more than {files_max} files, or more than {depth_max} folders in one another, in the output {name:?}; pack them, or split the task"
+        "there are more than {files_max} files, or more than {depth_max} directories in one another, in the output {name:?}; pack them, or split the task"
     )]
     TooMany {
         /// Its name.
         name: String,
         /// Maximum number of files.
         files_max: usize,
-        /// Maximum depth of nested folders.
+        /// Maximum depth of nested directories.
         depth_max: usize,
     },
     /// The output could not be examined.

@@ -43,7 +43,7 @@ const ORDER_BYTES_MAX: usize = 64 << 10;
 /// Maximum number of descriptors in an order; the system allows 253.
 const DESCRIPTORS_MAX: usize = 128;
 
-/// Number of descriptors in every order: the reply, three streams and the folder.
+/// Number of descriptors in every order: the reply, three streams and the directory.
 const DESCRIPTORS_MIN: usize = 5;
 
 /// Answer of the server: the id of the child, whose process descriptor is attached, or a negative error number if the child could not be
@@ -136,7 +136,7 @@ impl ForkServer {
         let (reader, reply) = io::pipe().ok()?;
         let mut descriptors = vec![reply.as_fd()];
         descriptors.extend(image.streams.iter().map(AsFd::as_fd));
-        descriptors.push(image.folder.as_fd());
+        descriptors.push(image.directory.as_fd());
         // SAFETY: the creator of the image holds them open.
         let lent = |lent: &RawFd| unsafe { BorrowedFd::borrow_raw(*lent) };
         descriptors.extend(image.namespaces.iter().map(lent));
@@ -349,7 +349,7 @@ fn child(
             args: Vec::new(),
             environment: Vec::new(),
             streams: [next(), next(), next()],
-            folder: next().into(),
+            directory: next().into(),
             kept: Vec::new(),
             doors: Vec::new(),
             namespaces: Vec::new(),

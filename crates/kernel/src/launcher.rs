@@ -25,7 +25,7 @@ use crate::program;
 use crate::run::{Code, InputsAs, Limits, Run, User};
 use crate::running::Running;
 use crate::sandbox::calls::{self, Filters};
-use crate::sandbox::files::{SYSTEM_PATHS, SystemRules, open_folder_path, open_path};
+use crate::sandbox::files::{SYSTEM_PATHS, SystemRules, open_directory_path, open_path};
 use crate::sandbox::group::{ControlGroup, Together};
 use crate::sandbox::ids::Ids;
 use crate::sandbox::namespaces::Namespaces;
@@ -34,7 +34,7 @@ use crate::spare::Spares;
 use crate::spawn::{self, Image, Process, Program};
 use crate::watch::{self, Watched};
 
-/// Default folders in which programs are searched.
+/// Default directories in which programs are searched.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Maximum number of files that a kernel may have open.
@@ -59,15 +59,15 @@ const BUSY_PAUSE: Duration = Duration::from_millis(2);
 /// Settings of the kernels on this host.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Files and folders that every kernel may read and execute.
+    /// Files and directories that every kernel may read and execute.
     pub system_paths: Vec<PathBuf>,
-    /// Folders in which programs are searched; also the `PATH` of kernels.
+    /// Directories in which programs are searched; also the `PATH` of kernels.
     pub path: Vec<PathBuf>,
     /// Program that built-in and native kernels run in. Its `main` must begin with [`crate::child::main_if_child`]. `None`: this program
     /// itself.
     pub child: Option<PathBuf>,
-    /// Folder of compiled modules. Its parent must not be writable for others. It is made when the first module is compiled. `None`: a
-    /// folder of this user in the system's folder for temporary files.
+    /// Directory of compiled modules. Its parent must not be writable for others. It is made when the first module is compiled. `None`: a
+    /// directory of this user in the system's directory for temporary files.
     pub modules: Option<PathBuf>,
     /// Whether to continue if the host lacks a part of the sandbox; see [`SandboxSupport::missing`].
     pub allow_weak_sandbox: bool,
@@ -221,10 +221,10 @@ impl Launcher {
         program::find_program(name, &self.settings.path)
     }
 
-    /// Makes the private folder of a run: links to its inputs, and folders for its outputs.
+    /// Makes the private directory of a run: links to its inputs, and directories for its outputs.
     ///
     /// # Errors
-    /// If a name cannot be used, a file is missing, or the folder exists already or cannot be made. The caller must remove the parts that
+    /// If a name cannot be used, a file is missing, or the directory exists already or cannot be made. The caller must remove the parts that
     /// were made until then.
     pub fn prepare(&self, run: Run) -> Result<Prepared, PrepareError> {
         prepare::check(&run)?;
@@ -282,11 +282,11 @@ impl Launcher {
         Ok(prepared)
     }
 
-    /// Takes the private folder of an ended run back, to use it for another run of the same user. Returns `false` if this is not
-    /// possible; then the caller must remove the folder. Spare folders are stored in the same parent folder and are named `spare-*`.
+    /// Takes the private directory of an ended run back, to use it for another run of the same user. Returns `false` if this is not
+    /// possible; then the caller must remove the directory. Spare directories are stored in the same parent directory and are named `spare-*`.
     #[must_use]
-    pub fn recycle(&self, folder: &Path) -> bool {
-        self.spares.put(folder)
+    pub fn recycle(&self, directory: &Path) -> bool {
+        self.spares.put(directory)
     }
 
     /// Starts a prepared run in a confined process of its own. The process is killed when the result is dropped, and when this process
@@ -342,7 +342,7 @@ impl Launcher {
             streams: [stdin, stdout, stderr],
             kept: kept(prepared),
             doors: self.doors().iter().map(AsRawFd::as_raw_fd).collect(),
-            folder: Arc::clone(&prepared.folder),
+            directory: Arc::clone(&prepared.directory),
             namespaces: self.namespaces(prepared),
             user: self.user(prepared),
             limits: resource_limits(
@@ -365,7 +365,7 @@ impl Launcher {
             process,
             started,
             limits: run.limits,
-            folder: Arc::clone(&prepared.folder),
+            directory: Arc::clone(&prepared.directory),
             given: prepared.given.clone(),
             state: Default::default(),
             orphans: Default::default(),
@@ -491,14 +491,14 @@ impl Launcher {
             .map(|path| open(path))
             .collect::<Result<Vec<_>, _>>()?;
         for path in &run.shown {
-            let opened = open_folder_path(path).map_err(|source| SpawnError::Readable {
+            let opened = open_directory_path(path).map_err(|source| SpawnError::Readable {
                 path: path.clone(),
                 source: source.into(),
             });
             readable.push(opened?);
         }
         for input in &run.inputs {
-            let link = run.folder.join(&input.name);
+            let link = run.directory.join(&input.name);
             // An input on another file system always has a symbolic link.
             if run.inputs_as == InputsAs::Symlink || link.is_symlink() {
                 readable.push(open(&input.path)?);
@@ -509,7 +509,8 @@ impl Launcher {
             .chain(prepared.files.iter().map(AsFd::as_fd))
             .chain(own);
         let has_peers = prepared.network.is_some();
-        self.system.ruleset(&prepared.folder, readable, has_peers)
+        self.system
+            .ruleset(&prepared.directory, readable, has_peers)
     }
 }
 

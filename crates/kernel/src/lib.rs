@@ -1,6 +1,6 @@
 //! Kernels: the code that labels run near the data.
 //!
-//! This crate makes the private folder of a run, starts the kernel in a confined process of its own, watches its limits and reports how
+//! This crate makes the private directory of a run, starts the kernel in a confined process of its own, watches its limits and reports how
 //! it ended. It also contains the built-in kernels and the runtime that loads native kernels. It knows nothing of labels, objects or the
 //! network: a node fills in a [`Run`].
 //!
@@ -24,7 +24,7 @@
 //! ```
 //!
 //! **Confinement of a kernel.**
-//! - It cannot reach files other than its folder, its inputs and the system's programs (Landlock).
+//! - It cannot reach files other than its directory, its inputs and the system's programs (Landlock).
 //! - It has no network and cannot leave its process group (seccomp and namespaces).
 //! - It runs as a user that no process outside has, without capabilities.
 //! - Its time, memory, output and number of processes are limited.
@@ -36,10 +36,10 @@ pub mod array;
 mod builtin;
 pub mod child;
 mod code;
+mod directory;
 mod error;
 mod exact;
 mod fold;
-mod folder;
 mod fork_server;
 mod launcher;
 pub mod locks;
@@ -65,12 +65,12 @@ pub use builtin::{
     Arg, BuiltinError, Kernel, MERGE, PARTIAL, Reads, builtin_kernels, builtin_names,
     check_arguments, fold_builtin, is_builtin, reads_numbers, run_builtin, stream_builtin,
 };
+pub use directory::DirectoryBounds;
 pub use error::{OutputError, PrepareError, SetupError, SpawnError};
 pub use fold::{Folding, STATE_VERSION, Streaming};
-pub use folder::FolderBounds;
 pub use launcher::{Launcher, Settings};
 pub use prepare::{Prepared, RESERVED};
-pub use private::{Made, open_as_made, remove_folder};
+pub use private::{Made, open_as_made, remove_directory};
 pub use probe::{PROBE_TIME, ProbeError};
 pub use program::{builtin_hash, find_program, hash_file};
 pub use run::{

@@ -131,12 +131,12 @@ mod tests {
 
     #[test]
     fn writer_is_detected_while_file_is_open_or_mapped() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("f");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("f");
         let writer = File::create(&path).unwrap();
         let reader = File::open(&path).unwrap();
         if has_writers(&reader).is_none() {
-            eprintln!("SKIPPED: no leases on {}", folder.path().display());
+            eprintln!("SKIPPED: no leases on {}", directory.path().display());
             return;
         }
         assert_eq!(has_writers(&reader), Some(true));
@@ -153,8 +153,8 @@ mod tests {
 
     #[test]
     fn has_writers_does_not_disturb_concurrent_opener() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("f");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("f");
         File::create(&path).unwrap();
         let reader = File::open(&path).unwrap();
         let mut opener = std::process::Command::new("python3")
@@ -178,8 +178,8 @@ mod tests {
 
     #[test]
     fn writer_process_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("f");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("f");
         let file = File::create(&path).unwrap();
         let shown = |name: &'static str| Shown {
             inode: std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap()),
@@ -205,11 +205,11 @@ mod tests {
 
     #[test]
     fn byte_lock_excludes_other_open_files_of_process() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let open = || {
             let mut options = File::options();
             options.read(true).write(true).create(true).truncate(false);
-            options.open(folder.path().join("f")).unwrap()
+            options.open(directory.path().join("f")).unwrap()
         };
         let (first, second) = (open(), open());
         assert!(try_lock_byte(&first, 128, Lock::Exclusive).unwrap());

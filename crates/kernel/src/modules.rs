@@ -1,7 +1,7 @@
 //! Cache of compiled modules. Each entry belongs to the user who runs the module, and its key is the content of the module and all other
 //! facts that the compiled form depends on.
 //!
-//! The entries are run without further checks, so the cache trusts only a folder that this program's user made and that no other user can
+//! The entries are run without further checks, so the cache trusts only a directory that this program's user made and that no other user can
 //! write to. Modules come from users, so they are compiled in a child that is confined like a kernel. The child gets a copy that no other
 //! user can write to; the hash is computed from that copy. So the entry of a hash was made from the bytes that have this hash. No user
 //! runs a module that was compiled for another user, and no user waits for all modules that another user compiles.
@@ -22,7 +22,7 @@ use crate::code::Opened;
 use crate::error::PrepareError;
 use crate::launcher::Launcher;
 use crate::prepare::Prepared;
-use crate::private::{OWN_USER, remove_folder};
+use crate::private::{OWN_USER, remove_directory};
 use crate::run::{Code, InputsAs, Limits, Run};
 
 /// Maximum number of compiled modules in the cache.
@@ -51,13 +51,13 @@ const COMPILED_BYTES_MAX: u64 = 512 << 20;
 /// Suffix of files of compiled modules.
 const ENDING: &str = "cwasm";
 
-/// Name of the output in the compiler's private folder.
+/// Name of the output in the compiler's private directory.
 const COMPILED: &str = "compiled";
 
 /// Compiled modules of one [`Launcher`].
 #[derive(Debug)]
 pub(crate) struct Modules {
-    folder: PathBuf,
+    directory: PathBuf,
     turns: Turns,
     next: AtomicU64,
 }
@@ -138,12 +138,12 @@ impl Drop for Turn<'_> {
 
 impl Modules {
     /// See [`crate::Settings::modules`].
-    pub(crate) fn new(folder: Option<PathBuf>) -> Self {
-        let folder = folder.unwrap_or_else(|| {
+    pub(crate) fn new(directory: Option<PathBuf>) -> Self {
+        let directory = directory.unwrap_or_else(|| {
             std::env::temp_dir().join(format!("tidemill-modules-{}", OWN_USER.uid))
         });
         Self {
-            folder,
+            directory,
             turns: Turns::default(),
             next: AtomicU64::new(0),
         }
@@ -162,10 +162,10 @@ impl Modules {
             source,
         };
         let engine = child::compatibility().ok_or(PrepareError::NoWasm)?;
-        self.make_folder()?;
+        self.make_directory()?;
         let hash = &module.hash;
         let name = format!("{user}-{hash}-{engine:016x}.{ENDING}");
-        let kept = self.folder.join(name);
+        let kept = self.directory.join(name);
         if let Some(file) = open_own(&kept).map_err(code)? {
             return Ok(file);
         }
@@ -181,9 +181,9 @@ impl Modules {
             .ok_or_else(|| code(io::ErrorKind::NotFound.into()))
     }
 
-    fn make_folder(&self) -> Result<(), PrepareError> {
-        let path = || self.folder.clone();
-        match DirBuilder::new().mode(0o700).create(&self.folder) {
+    fn make_directory(&self) -> Result<(), PrepareError> {
+        let path = || self.directory.clone();
+        match DirBuilder::new().mode(0o700).create(&self.directory) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(PrepareError::Make {
                     path: path(),
@@ -192,9 +192,9 @@ impl Modules {
             }
             _ => {}
         }
-        match fs::symlink_metadata(&self.folder) {
+        match fs::symlink_metadata(&self.directory) {
             Ok(data) if data.is_dir() && is_own(&data) => Ok(()),
-            _ => Err(PrepareError::ModuleFolder {
+            _ => Err(PrepareError::ModuleDirectory {
                 path: path(),
                 uid: OWN_USER.uid,
             }),
@@ -204,7 +204,7 @@ impl Modules {
     /// Makes a copy of a module that no other user can change. The copy has the bytes of the module's hash.
     fn copy(&self, module: &Opened) -> io::Result<File> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let path = (self.folder).join(format!("module-{}-{number}", std::process::id()));
+        let path = (self.directory).join(format!("module-{}-{number}", std::process::id()));
         let mut how = File::options();
         let mut copy = how.write(true).create_new(true).mode(0o600).open(&path)?;
         let copied = File::open(&path);
@@ -238,9 +238,9 @@ impl Modules {
         kept: &Path,
     ) -> Result<(), PrepareError> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let folder = (self.folder).join(format!("compile-{}-{number}", std::process::id()));
+        let directory = (self.directory).join(format!("compile-{}-{number}", std::process::id()));
         // The run has no user: the compiler must not run as a user who could reach into it and so into modules that others will run.
-        let mut run = Run::new(Code::Wasm(path.to_owned()), &folder);
+        let mut run = Run::new(Code::Wasm(path.to_owned()), &directory);
         // The run has this process's user, whose files it must not change.
         run.inputs_as = InputsAs::Symlink;
         run.outputs.push(COMPILED.into());
@@ -253,8 +253,8 @@ impl Modules {
         };
         let prepared = launcher.prepare_compiler(run, module);
         let made = prepared.and_then(|prepared| compile(launcher, path, &prepared, kept));
-        if let Err(error) = remove_folder(&folder) {
-            tracing::warn!(%error, folder = %folder.display(), "cannot remove the folder of a compiler");
+        if let Err(error) = remove_directory(&directory) {
+            tracing::warn!(%error, directory = %directory.display(), "cannot remove the directory of a compiler");
         }
         made
     }
@@ -262,7 +262,7 @@ impl Modules {
     /// Removes compiled modules until the cache is within its limits: of the user who has the largest share of the limit that is
     /// exceeded, the module that was unused for longest. Processes that have a module open keep it.
     fn prune(&self, newest: &Path) {
-        let Ok(entries) = fs::read_dir(&self.folder) else {
+        let Ok(entries) = fs::read_dir(&self.directory) else {
             return;
         };
         let mut kept: Vec<Kept> = entries
@@ -364,7 +364,7 @@ fn compile(
     })
 }
 
-/// Returns whether a file or folder belongs to this user, and no other user can write to it.
+/// Returns whether a file or directory belongs to this user, and no other user can write to it.
 fn is_own(data: &Metadata) -> bool {
     data.uid() == OWN_USER.uid && data.mode() & 0o022 == 0
 }
@@ -390,8 +390,8 @@ fn open_own(path: &Path) -> io::Result<Option<File>> {
 mod tests {
     use super::*;
 
-    fn kept(folder: &Path, name: &str, bytes: u64, age_secs: u64) -> PathBuf {
-        let path = folder.join(format!("{name}.{ENDING}"));
+    fn kept(directory: &Path, name: &str, bytes: u64, age_secs: u64) -> PathBuf {
+        let path = directory.join(format!("{name}.{ENDING}"));
         let file = File::create(&path).unwrap();
         file.set_len(bytes).unwrap();
         let used = SystemTime::now() - Duration::from_secs(age_secs);
@@ -401,12 +401,12 @@ mod tests {
 
     #[test]
     fn least_recently_used_module_is_evicted() {
-        let folder = tempfile::tempdir().unwrap();
-        let modules = Modules::new(Some(folder.path().to_owned()));
+        let directory = tempfile::tempdir().unwrap();
+        let modules = Modules::new(Some(directory.path().to_owned()));
         let half = COMPILED_BYTES_KEPT / 2 + 1;
-        let old = kept(folder.path(), "old", half, 30);
-        let used = kept(folder.path(), "used", half, 20);
-        let new = kept(folder.path(), "new", half, 0);
+        let old = kept(directory.path(), "old", half, 30);
+        let used = kept(directory.path(), "used", half, 20);
+        let new = kept(directory.path(), "new", half, 0);
         modules.prune(&new);
         assert_eq!(
             [&old, &used, &new].map(|path| path.exists()),
@@ -415,33 +415,33 @@ mod tests {
         fs::remove_file(&used).unwrap();
         fs::remove_file(&new).unwrap();
         for number in 0..MODULES_MAX as u64 {
-            kept(folder.path(), &number.to_string(), 1, 100 + number);
+            kept(directory.path(), &number.to_string(), 1, 100 + number);
         }
-        let last = kept(folder.path(), "last", 1, 0);
+        let last = kept(directory.path(), "last", 1, 0);
         modules.prune(&last);
-        let left = fs::read_dir(folder.path()).unwrap().count();
+        let left = fs::read_dir(directory.path()).unwrap().count();
         assert_eq!(left, MODULES_MAX);
-        assert!(last.exists() && !folder.path().join("255.cwasm").exists());
+        assert!(last.exists() && !directory.path().join("255.cwasm").exists());
     }
 
     #[test]
     fn user_with_most_modules_is_evicted_first() {
-        let folder = tempfile::tempdir().unwrap();
-        let modules = Modules::new(Some(folder.path().to_owned()));
-        let theirs = kept(folder.path(), "7-theirs", 1, 10_000);
-        let other = kept(folder.path(), "7-other", COMPILED_BYTES_KEPT / 4, 10_000);
-        let former = kept(folder.path(), &"ab".repeat(32), 1, 0);
+        let directory = tempfile::tempdir().unwrap();
+        let modules = Modules::new(Some(directory.path().to_owned()));
+        let theirs = kept(directory.path(), "7-theirs", 1, 10_000);
+        let other = kept(directory.path(), "7-other", COMPILED_BYTES_KEPT / 4, 10_000);
+        let former = kept(directory.path(), &"ab".repeat(32), 1, 0);
         for number in 0..MODULES_MAX as u64 + 20 {
-            let last = kept(folder.path(), &format!("8-{number}"), 1, 0);
+            let last = kept(directory.path(), &format!("8-{number}"), 1, 0);
             modules.prune(&last);
         }
         assert!(theirs.exists() && former.exists());
-        let last = kept(folder.path(), "8-large", COMPILED_BYTES_KEPT, 0);
+        let last = kept(directory.path(), "8-large", COMPILED_BYTES_KEPT, 0);
         modules.prune(&last);
         assert!(last.exists());
-        let last = kept(folder.path(), "8-last", 1, 0);
+        let last = kept(directory.path(), "8-last", 1, 0);
         modules.prune(&last);
-        assert!(!folder.path().join("8-large.cwasm").exists());
+        assert!(!directory.path().join("8-large.cwasm").exists());
         assert!(theirs.exists() && other.exists() && last.exists());
         assert_eq!(
             [user_of(&theirs), user_of(&last), user_of(&former)],
@@ -451,10 +451,10 @@ mod tests {
 
     #[test]
     fn copied_module_has_hashed_bytes() {
-        let folder = tempfile::tempdir().unwrap();
-        let modules = Modules::new(Some(folder.path().join("kept")));
-        modules.make_folder().unwrap();
-        let path = folder.path().join("module");
+        let directory = tempfile::tempdir().unwrap();
+        let modules = Modules::new(Some(directory.path().join("kept")));
+        modules.make_directory().unwrap();
+        let path = directory.path().join("module");
         fs::write(&path, "genuine").unwrap();
         let opened = Opened {
             file: File::open(&path).unwrap(),
@@ -468,7 +468,7 @@ mod tests {
         assert_eq!(io::read_to_string(copy).unwrap(), "genuine");
         assert!(modules.copy(&opened).is_err());
         // No file of the copy stays.
-        let left = fs::read_dir(folder.path().join("kept")).unwrap();
+        let left = fs::read_dir(directory.path().join("kept")).unwrap();
         assert_eq!(left.count(), 0);
     }
 
@@ -512,20 +512,20 @@ mod tests {
 
     #[test]
     fn module_writable_by_others_is_not_trusted() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = kept(folder.path(), "module", 1, 0);
+        let directory = tempfile::tempdir().unwrap();
+        let path = kept(directory.path(), "module", 1, 0);
         assert!(open_own(&path).unwrap().is_some());
         fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
         assert!(open_own(&path).unwrap().is_none());
-        let link = folder.path().join("link.cwasm");
+        let link = directory.path().join("link.cwasm");
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert!(open_own(&link).unwrap().is_none());
-        let modules = Modules::new(Some(folder.path().to_owned()));
-        modules.make_folder().unwrap();
-        fs::set_permissions(folder.path(), Permissions::from_mode(0o770)).unwrap();
+        let modules = Modules::new(Some(directory.path().to_owned()));
+        modules.make_directory().unwrap();
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o770)).unwrap();
         assert!(matches!(
-            modules.make_folder(),
-            Err(PrepareError::ModuleFolder { .. })
+            modules.make_directory(),
+            Err(PrepareError::ModuleDirectory { .. })
         ));
     }
 }

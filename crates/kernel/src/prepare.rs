@@ -1,7 +1,7 @@
-//! Makes the private folder of a run.
+//! Makes the private directory of a run.
 //!
-//! The folder contains the inputs and, later, the outputs under the names of the job, and a reserved folder `.tidemill` for temporary
-//! files. In the end the folder belongs to the user that the kernel runs as; no other user can read it.
+//! The directory contains the inputs and, later, the outputs under the names of the job, and a reserved directory `.tidemill` for temporary
+//! files. In the end the directory belongs to the user that the kernel runs as; no other user can read it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
@@ -18,35 +18,35 @@ use rustix::fs::CWD;
 
 use crate::builtin;
 use crate::code::{self, EXECUTE, Opened, WRITE, input_of, may};
+use crate::directory::{self, DirectoryBounds};
 use crate::error::{OutputError, PrepareError};
-use crate::folder::{self, FolderBounds};
 use crate::peers::Network;
 use crate::private::{self, Made, OWN_USER};
 use crate::run::{Code, InputsAs, READ_VARIABLE, Run, Stage, User};
 use crate::sandbox::ids::Ids;
 use crate::spare::Spares;
 
-/// Reserved part of a private folder, without inputs and outputs.
+/// Reserved part of a private directory, without inputs and outputs.
 pub const RESERVED: &str = ".tidemill";
 
-/// Folder of the kernel's temporary files, within [`RESERVED`].
+/// Directory of the kernel's temporary files, within [`RESERVED`].
 pub(crate) const TEMPORARY: &str = "tmp";
 
 /// Prefix of the names of the pipes for questions and answers, within [`RESERVED`].
 const READ: &str = "read";
 
-/// A run whose private folder is ready; [`crate::Launcher::spawn`] starts it.
+/// A run whose private directory is ready; [`crate::Launcher::spawn`] starts it.
 #[derive(Debug)]
 pub struct Prepared {
     pub(crate) run: Run,
-    /// Owner of the folder, in the numbers of the host.
+    /// Owner of the directory, in the numbers of the host.
     pub(crate) user: Option<User>,
     /// Code that is executed or loaded; it may be a copy.
     pub(crate) code: Code,
-    /// Code files outside of the folder.
+    /// Code files outside of the directory.
     pub(crate) files: Vec<File>,
     hash: String,
-    pub(crate) folder: Arc<OwnedFd>,
+    pub(crate) directory: Arc<OwnedFd>,
     pub(crate) streams: Mutex<Streams>,
     /// Pipes for questions of the kernel and for answers.
     pipes: Mutex<Option<[File; 2]>>,
@@ -58,7 +58,7 @@ pub struct Prepared {
     pub(crate) reduces: bool,
     /// Network that the run shares with its peers.
     pub(crate) network: Option<Arc<Network>>,
-    /// Device and inode of each file in the folder before the kernel runs.
+    /// Device and inode of each file in the directory before the kernel runs.
     pub(crate) given: BTreeSet<(u64, u64)>,
 }
 
@@ -69,11 +69,11 @@ pub(crate) struct Streams {
     pub(crate) stdout: Option<File>,
 }
 
-/// Makes the private folder of `run`, whose code files are `opened`, with all its contents. Without `spares` the folder is a new one, and
+/// Makes the private directory of `run`, whose code files are `opened`, with all its contents. Without `spares` the directory is a new one, and
 /// does not become a spare one.
 ///
 /// # Errors
-/// If a name cannot be used, a file is missing, or the folder exists already or cannot be made. The caller must remove the parts that
+/// If a name cannot be used, a file is missing, or the directory exists already or cannot be made. The caller must remove the parts that
 /// were made until then.
 pub(crate) fn prepare(
     run: Run,
@@ -83,17 +83,17 @@ pub(crate) fn prepare(
 ) -> Result<Prepared, PrepareError> {
     let outside = run.user.map(|user| ids.outside(user)).transpose()?;
     let user = outside.unwrap_or(*OWN_USER);
-    let folder = PrivateFolder {
-        root: run.folder.clone(),
+    let directory = PrivateDirectory {
+        root: run.directory.clone(),
         user: outside,
-        made: folders_of(&run),
+        made: directories_of(&run),
     };
-    // If other processes have the kernel's user, they may hold former contents of the folder open.
+    // If other processes have the kernel's user, they may hold former contents of the directory open.
     let alone = run.user.is_none() || ids == Ids::OfKernels;
-    if !spares.is_some_and(|spares| alone && spares.take(&run, &folder.made)) {
-        make_folder(&run.folder)?;
-        for name in &folder.made {
-            make_folder(&run.folder.join(name))?;
+    if !spares.is_some_and(|spares| alone && spares.take(&run, &directory.made)) {
+        make_directory(&run.directory)?;
+        for name in &directory.made {
+            make_directory(&run.directory.join(name))?;
         }
     }
     let mut given = BTreeSet::new();
@@ -101,22 +101,23 @@ pub(crate) fn prepare(
     let stdout = run
         .stdout
         .as_ref()
-        .map(|name| folder.new_file(&run.folder.join(name)))
+        .map(|name| directory.new_file(&run.directory.join(name)))
         .transpose()?;
-    let pipes = run.asks.then(|| folder.pipes()).transpose()?;
+    let pipes = run.asks.then(|| directory.pipes()).transpose()?;
     let hash = code::hash(&run.code, &opened);
-    let (code, files) = usable_code(&run, opened, &folder, &mut given)?;
-    let open = private::open_folder(CWD, &run.folder).map_err(|source| PrepareError::Make {
-        path: run.folder.clone(),
-        source,
-    })?;
-    folder.hand_over()?;
+    let (code, files) = usable_code(&run, opened, &directory, &mut given)?;
+    let open =
+        private::open_directory(CWD, &run.directory).map_err(|source| PrepareError::Make {
+            path: run.directory.clone(),
+            source,
+        })?;
+    directory.hand_over()?;
     Ok(Prepared {
         user: outside,
         code,
         files,
         hash,
-        folder: Arc::new(open),
+        directory: Arc::new(open),
         streams: Mutex::new(Streams { stdin, stdout }),
         pipes: Mutex::new(pipes),
         modules: Vec::new(),
@@ -146,7 +147,7 @@ fn link_inputs(
         if !data.file_type().is_fifo() {
             plain_file(&input.path).map_err(error)?;
         }
-        let link = run.folder.join(&input.name);
+        let link = run.directory.join(&input.name);
         match run.inputs_as {
             InputsAs::HardLink => {
                 let changes = |user: User| data.uid() == user.uid || may(&data, user, WRITE);
@@ -156,7 +157,7 @@ fn link_inputs(
                     return Err(PrepareError::WritableInput { name, path });
                 }
                 match fs::hard_link(&input.path, &link) {
-                    // The input is in memory, in a folder that kernels may traverse.
+                    // The input is in memory, in a directory that kernels may traverse.
                     Err(other) if other.kind() == std::io::ErrorKind::CrossesDevices => {
                         if run.user.is_some() {
                             passes(user, &input.path).map_err(error)?;
@@ -179,11 +180,11 @@ fn link_inputs(
 /// Refuses a file in memory that the user cannot reach.
 fn passes(user: User, path: &Path) -> io::Result<()> {
     let above: Vec<_> = path.ancestors().skip(1).collect();
-    for folder in above.into_iter().rev() {
-        if !may(&folder.metadata()?, user, EXECUTE) {
-            let folder = folder.display();
+    for directory in above.into_iter().rev() {
+        if !may(&directory.metadata()?, user, EXECUTE) {
+            let directory = directory.display();
             return Err(io::Error::other(format!(
-                "it is in memory, and users can't pass through {folder} any more: `chmod o+x {folder}`"
+                "it is in memory, and users can't pass through {directory} any more: `chmod o+x {directory}`"
             )));
         }
     }
@@ -209,7 +210,7 @@ impl Prepared {
         &self.hash
     }
 
-    /// Takes an output after the kernel has ended, and with it the folders on its path: no other user can change them any more. The
+    /// Takes an output after the kernel has ended, and with it the directories on its path: no other user can change them any more. The
     /// output is a plain file with no other name, reached through no link.
     ///
     /// # Errors
@@ -217,22 +218,22 @@ impl Prepared {
     pub fn output(&self, name: &str) -> Result<Made, OutputError> {
         // An output that is a stream is then not open for writing anywhere, even if the kernel was never started.
         self.close_streams();
-        private::take(&self.folder, name)
+        private::take(&self.directory, name)
     }
 
-    /// Returns all files in the folder that is the output `name`, which ends in a slash, in order of their names. Each entry has a name,
-    /// which can be passed to [`Self::output`], and a length in bytes. Folders without files are skipped.
+    /// Returns all files in the directory that is the output `name`, which ends in a slash, in order of their names. Each entry has a name,
+    /// which can be passed to [`Self::output`], and a length in bytes. Directories without files are skipped.
     ///
     /// # Errors
-    /// If the output is no longer a folder, contains no file, contains an entry that cannot be kept, or contains more entries than
+    /// If the output is no longer a directory, contains no file, contains an entry that cannot be kept, or contains more entries than
     /// `most`.
     pub fn output_files(
         &self,
         name: &str,
-        most: FolderBounds,
+        most: DirectoryBounds,
     ) -> Result<Vec<(String, u64)>, OutputError> {
         self.close_streams();
-        folder::list(&self.folder, name, most)
+        directory::list(&self.directory, name, most)
     }
 
     /// Returns the pipes of a run that may ask; the kernel writes to the first. Each is open for reading and writing, without blocking,
@@ -261,13 +262,13 @@ fn check_names(run: &Run) -> Result<(), PrepareError> {
         .chain(&run.readable)
         .chain(&run.shown)
         .chain(&run.path)
-        .chain([&run.folder]);
+        .chain([&run.directory]);
     if let Some(path) = paths.into_iter().find(|path| !path.is_absolute()) {
         return Err(PrepareError::NotAbsolute(path.clone()));
     }
     let mut files = BTreeSet::new();
     let inputs = run.inputs.iter().map(|input| input.name.as_str());
-    // Folders are created, so a slash at the end adds nothing to the name.
+    // Directories are created, so a slash at the end adds nothing to the name.
     let outputs = run.outputs.iter();
     let outputs = outputs.map(|name| name.strip_suffix('/').unwrap_or(name));
     for name in inputs.chain(outputs) {
@@ -279,8 +280,11 @@ fn check_names(run: &Run) -> Result<(), PrepareError> {
         }
     }
     for name in &files {
-        let folders = name.match_indices('/').map(|(end, _)| &name[..end]);
-        if let Some(twice) = folders.into_iter().find(|folder| files.contains(folder)) {
+        let directories = name.match_indices('/').map(|(end, _)| &name[..end]);
+        if let Some(twice) = directories
+            .into_iter()
+            .find(|directory| files.contains(directory))
+        {
             return Err(PrepareError::NameTwice(twice.to_owned()));
         }
     }
@@ -302,7 +306,7 @@ fn check_names(run: &Run) -> Result<(), PrepareError> {
     }
 }
 
-/// Returns whether a name stays within the private folder and out of its reserved part.
+/// Returns whether a name stays within the private directory and out of its reserved part.
 fn valid(name: &str) -> bool {
     let mut parts = name.split('/');
     !name.contains('\0')
@@ -342,12 +346,12 @@ fn plain_file(path: &Path) -> io::Result<Metadata> {
     }
 }
 
-/// Returns the code in a form that the task's user can execute, with its files outside of the folder. A program that this user cannot
+/// Returns the code in a form that the task's user can execute, with its files outside of the directory. A program that this user cannot
 /// reach, such as a sealed object, is copied.
 fn usable_code(
     run: &Run,
     opened: Vec<Opened>,
-    folder: &PrivateFolder,
+    directory: &PrivateDirectory,
     given: &mut BTreeSet<(u64, u64)>,
 ) -> Result<(Code, Vec<File>), PrepareError> {
     let (mut opened, mut files) = (opened.into_iter(), Vec::new());
@@ -357,7 +361,7 @@ fn usable_code(
         };
         let code = match code {
             Code::Program(_) if !one.reached => {
-                return copy_program(path, one.file, run, folder, given).map(Code::Program);
+                return copy_program(path, one.file, run, directory, given).map(Code::Program);
             }
             Code::Native(_) => Code::Native(usable_object(path, run)),
             code => code.clone(),
@@ -378,20 +382,20 @@ fn usable_code(
     Ok((code, files))
 }
 
-/// Returns the path at which a kernel finds a shared object: the folder of objects is closed to users, but a link in the private folder
+/// Returns the path at which a kernel finds a shared object: the directory of objects is closed to users, but a link in the private directory
 /// is not.
 fn usable_object(path: &Path, run: &Run) -> PathBuf {
     let linked = run.inputs_as == InputsAs::HardLink;
     let input = input_of(run, path).filter(|_| linked);
-    input.map_or_else(|| path.to_owned(), |input| run.folder.join(&input.name))
+    input.map_or_else(|| path.to_owned(), |input| run.directory.join(&input.name))
 }
 
-/// Copies a program into the reserved part of the folder.
+/// Copies a program into the reserved part of the directory.
 fn copy_program(
     path: &Path,
     mut file: File,
     run: &Run,
-    folder: &PrivateFolder,
+    directory: &PrivateDirectory,
     given: &mut BTreeSet<(u64, u64)>,
 ) -> Result<PathBuf, PrepareError> {
     let error = |source| PrepareError::Code {
@@ -403,7 +407,7 @@ fn copy_program(
     let name = known
         .map_or(path, |input| Path::new(&input.name))
         .file_name();
-    let reserved = run.folder.join(RESERVED);
+    let reserved = run.directory.join(RESERVED);
     let mut copy = reserved.join(name.unwrap_or("program".as_ref()));
     for number in 1.. {
         if !copy.exists() {
@@ -411,7 +415,7 @@ fn copy_program(
         }
         copy = reserved.join(format!("program-{number}"));
     }
-    let mut new = folder.new_file(&copy)?;
+    let mut new = directory.new_file(&copy)?;
     io::copy(&mut file, &mut new).map_err(error)?;
     new.set_permissions(Permissions::from_mode(0o755))
         .map_err(error)?;
@@ -420,20 +424,20 @@ fn copy_program(
     Ok(copy)
 }
 
-/// Returns the folders inside the private folder of a run, each after its parents: the reserved folders and those of inputs and outputs.
-fn folders_of(run: &Run) -> BTreeSet<String> {
+/// Returns the directories inside the private directory of a run, each after its parents: the reserved directories and those of inputs and outputs.
+fn directories_of(run: &Run) -> BTreeSet<String> {
     let temporary = format!("{RESERVED}/{TEMPORARY}");
-    let mut folders = BTreeSet::from([RESERVED.to_owned(), temporary]);
+    let mut directories = BTreeSet::from([RESERVED.to_owned(), temporary]);
     let inputs = run.inputs.iter().map(|input| &input.name);
     for name in inputs.chain(&run.outputs) {
-        // The slash at the end of an output that is a folder makes the folder its own parent here.
+        // The slash at the end of an output that is a directory makes the directory its own parent here.
         let parents = name.match_indices('/').map(|(end, _)| &name[..end]);
-        folders.extend(parents.map(str::to_owned));
+        directories.extend(parents.map(str::to_owned));
     }
-    folders
+    directories
 }
 
-fn make_folder(path: &Path) -> Result<(), PrepareError> {
+fn make_directory(path: &Path) -> Result<(), PrepareError> {
     let made = DirBuilder::new().mode(0o700).create(path);
     made.map_err(|source| PrepareError::Make {
         path: path.to_owned(),
@@ -441,18 +445,18 @@ fn make_folder(path: &Path) -> Result<(), PrepareError> {
     })
 }
 
-/// A private folder that is being filled. Its user gets it last, with all folders in it, so that no process of that user interferes
+/// A private directory that is being filled. Its user gets it last, with all directories in it, so that no process of that user interferes
 /// before.
-struct PrivateFolder {
+struct PrivateDirectory {
     root: PathBuf,
     /// User in the numbers of the host.
     user: Option<User>,
-    /// Folders in it.
+    /// Directories in it.
     made: BTreeSet<String>,
 }
 
-impl PrivateFolder {
-    /// Makes a file that belongs to the folder's user.
+impl PrivateDirectory {
+    /// Makes a file that belongs to the directory's user.
     fn new_file(&self, path: &Path) -> Result<File, PrepareError> {
         let make = |source| PrepareError::Make {
             path: path.to_owned(),
@@ -508,20 +512,20 @@ impl PrivateFolder {
 
 /// Returns the environment variables that every kernel gets, and those that the run adds.
 pub(crate) fn environment(run: &Run, path: &str) -> BTreeMap<String, String> {
-    let folder = run.folder.to_string_lossy().into_owned();
+    let directory = run.directory.to_string_lossy().into_owned();
     let mut all = BTreeMap::from([
         ("PATH".to_owned(), path.to_owned()),
         (
             "TMPDIR".to_owned(),
-            format!("{folder}/{RESERVED}/{TEMPORARY}"),
+            format!("{directory}/{RESERVED}/{TEMPORARY}"),
         ),
-        ("PWD".to_owned(), folder.clone()),
-        ("HOME".to_owned(), folder),
+        ("PWD".to_owned(), directory.clone()),
+        ("HOME".to_owned(), directory),
         ("LANG".to_owned(), "C".to_owned()),
     ]);
     all.extend(run.environment.iter().cloned());
     if run.asks {
-        let pipes = run.folder.join(RESERVED).join(READ);
+        let pipes = run.directory.join(RESERVED).join(READ);
         all.insert(
             READ_VARIABLE.to_owned(),
             pipes.to_string_lossy().into_owned(),
@@ -535,7 +539,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_outside_run_folder_are_refused() {
+    fn names_outside_run_directory_are_refused() {
         for name in ["a", "a/b", "a.b/c d", "..a", "a/.tidemill", ".tidemillx"] {
             assert!(valid(name), "{name}");
         }

@@ -1,8 +1,8 @@
-//! Private folder of a run: its transfer to the task's user and back.
+//! Private directory of a run: its transfer to the task's user and back.
 //!
-//! While the folder is filled, all of it belongs to this process; the transfer to the user is the last step. After the kernel has ended,
-//! this process takes the folder back from the top. Other processes cannot change a folder that belongs to this process, whatever they
-//! have open, so an opened entry stays in its place. After that no path is resolved twice: files are opened within open folders, through
+//! While the directory is filled, all of it belongs to this process; the transfer to the user is the last step. After the kernel has ended,
+//! this process takes the directory back from the top. Other processes cannot change a directory that belongs to this process, whatever they
+//! have open, so an opened entry stays in its place. After that no path is resolved twice: files are opened within open directories, through
 //! no link and on one device.
 
 use std::ffi::{CStr, OsString};
@@ -22,7 +22,7 @@ use rustix::path::Arg;
 use crate::error::OutputError;
 use crate::run::User;
 
-/// Prefix of the names of folders that are being removed; a number follows.
+/// Prefix of the names of directories that are being removed; a number follows.
 const GONE: &str = ".tidemill-gone-";
 
 pub(crate) const WITHIN: ResolveFlags = ResolveFlags::BENEATH
@@ -36,27 +36,31 @@ pub(crate) static OWN_USER: LazyLock<User> = LazyLock::new(|| User {
     gid: rustix::process::getegid().as_raw(),
 });
 
-/// A file together with its folder, which only this process can change. The holder of this value need not resolve the file's path again.
+/// A file together with its directory, which only this process can change. The holder of this value need not resolve the file's path again.
 #[derive(Debug)]
 pub struct Made {
     file: File,
-    folder: Arc<OwnedFd>,
+    directory: Arc<OwnedFd>,
     name: OsString,
 }
 
 impl Made {
-    /// Opens a file in a folder that only this process can change.
+    /// Opens a file in a directory that only this process can change.
     ///
     /// # Errors
     /// If the file cannot be opened, or is no plain file.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
-        let folder = Arc::new(open_folder(CWD, folder)?);
-        let (file, _) = open_plain(&folder, name, WITHIN)?;
+        let directory = Arc::new(open_directory(CWD, directory)?);
+        let (file, _) = open_plain(&directory, name, WITHIN)?;
         let name = name.to_owned();
-        Ok(Self { file, folder, name })
+        Ok(Self {
+            file,
+            directory,
+            name,
+        })
     }
 
     /// The file, open for reading.
@@ -78,7 +82,12 @@ impl Made {
     /// # Errors
     /// If the system refuses.
     pub fn move_to(&self, path: &Path) -> io::Result<()> {
-        Ok(rustix::fs::renameat(&self.folder, &self.name, CWD, path)?)
+        Ok(rustix::fs::renameat(
+            &self.directory,
+            &self.name,
+            CWD,
+            path,
+        )?)
     }
 
     /// Removes the file.
@@ -87,14 +96,14 @@ impl Made {
     /// If the system refuses.
     pub fn remove(&self) -> io::Result<()> {
         let none = AtFlags::empty();
-        Ok(rustix::fs::unlinkat(&self.folder, &self.name, none)?)
+        Ok(rustix::fs::unlinkat(&self.directory, &self.name, none)?)
     }
 }
 
-/// Takes the output `name` that a kernel wrote in its folder, with the folders on its path. The output is a plain file that has no other
+/// Takes the output `name` that a kernel wrote in its directory, with the directories on its path. The output is a plain file that has no other
 /// name.
-pub(crate) fn take(folder: &Arc<OwnedFd>, name: &str) -> Result<Made, OutputError> {
-    take_file(folder, name).map_err(|error| {
+pub(crate) fn take(directory: &Arc<OwnedFd>, name: &str) -> Result<Made, OutputError> {
+    take_file(directory, name).map_err(|error| {
         let missing = || OutputError::Missing(name.to_owned());
         match Errno::from_io_error(&error) {
             Some(Errno::NOENT) => missing(),
@@ -109,29 +118,33 @@ pub(crate) fn take(folder: &Arc<OwnedFd>, name: &str) -> Result<Made, OutputErro
     })
 }
 
-fn take_file(folder: &Arc<OwnedFd>, name: &str) -> io::Result<Made> {
-    take_back(folder)?;
-    let mut folder = Arc::clone(folder);
+fn take_file(directory: &Arc<OwnedFd>, name: &str) -> io::Result<Made> {
+    take_back(directory)?;
+    let mut directory = Arc::clone(directory);
     let mut rest = name;
     while let Some((first, others)) = rest.split_once('/') {
-        (folder, rest) = (Arc::new(open_taken(&folder, first)?), others);
+        (directory, rest) = (Arc::new(open_taken(&directory, first)?), others);
     }
-    let (mut file, data) = open_plain(&folder, rest, WITHIN)?;
+    let (mut file, data) = open_plain(&directory, rest, WITHIN)?;
     if data.nlink() > 1 {
         // The kernel made a second name for the file, or used an input: the output must be a file of its own.
-        file = replace_by_copy(&folder, rest, &file)?;
+        file = replace_by_copy(&directory, rest, &file)?;
     }
     let name = rest.into();
-    Ok(Made { file, folder, name })
+    Ok(Made {
+        file,
+        directory,
+        name,
+    })
 }
 
-/// Replaces a file by a copy. Only this name is removed: another name in the folder may belong to another output.
-fn replace_by_copy(folder: &OwnedFd, name: &str, mut file: &File) -> io::Result<File> {
-    rustix::fs::unlinkat(folder, name, AtFlags::empty())?;
+/// Replaces a file by a copy. Only this name is removed: another name in the directory may belong to another output.
+fn replace_by_copy(directory: &OwnedFd, name: &str, mut file: &File) -> io::Result<File> {
+    rustix::fs::unlinkat(directory, name, AtFlags::empty())?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let copy = rustix::fs::openat(folder, name, flags, Mode::RUSR | Mode::WUSR)?;
+    let copy = rustix::fs::openat(directory, name, flags, Mode::RUSR | Mode::WUSR)?;
     io::copy(&mut file, &mut File::from(copy))?;
-    Ok(open_plain(folder, name, WITHIN)?.0)
+    Ok(open_plain(directory, name, WITHIN)?.0)
 }
 
 /// Opens a plain file for reading, without waiting for the writer of a pipe or the holder of a lease.
@@ -151,43 +164,43 @@ pub(crate) fn open_plain(
     }
 }
 
-/// Opens a plain file in the private folder of a running kernel, in its present state: through no link, and without waiting.
+/// Opens a plain file in the private directory of a running kernel, in its present state: through no link, and without waiting.
 ///
 /// # Errors
 /// If the file does not exist, or is no plain file.
-pub fn open_as_made(folder: &Path, name: &str) -> io::Result<File> {
-    Ok(open_plain(open_folder(CWD, folder)?, name, WITHIN)?.0)
+pub fn open_as_made(directory: &Path, name: &str) -> io::Result<File> {
+    Ok(open_plain(open_directory(CWD, directory)?, name, WITHIN)?.0)
 }
 
-/// Opens a folder in another folder, or at a path of this process; in the second case the path may contain links above the folder.
-pub(crate) fn open_folder(at: impl AsFd, name: impl rustix::path::Arg) -> io::Result<OwnedFd> {
+/// Opens a directory in another directory, or at a path of this process; in the second case the path may contain links above the directory.
+pub(crate) fn open_directory(at: impl AsFd, name: impl rustix::path::Arg) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(at, name, flags, Mode::empty())?)
 }
 
-/// Makes this process the owner of a folder again.
-pub(crate) fn take_back(folder: &OwnedFd) -> io::Result<()> {
-    let data = rustix::fs::fstat(folder)?;
+/// Makes this process the owner of a directory again.
+pub(crate) fn take_back(directory: &OwnedFd) -> io::Result<()> {
+    let data = rustix::fs::fstat(directory)?;
     let own = data.st_uid == OWN_USER.uid;
     if !own {
         let (uid, gid) = (Uid::from_raw(OWN_USER.uid), Gid::from_raw(OWN_USER.gid));
-        rustix::fs::fchown(folder, Some(uid), Some(gid))?;
+        rustix::fs::fchown(directory, Some(uid), Some(gid))?;
     }
-    // Between the check and the change, the folder's user may have changed the mode.
+    // Between the check and the change, the directory's user may have changed the mode.
     if !own || Mode::from_raw_mode(data.st_mode) != Mode::RWXU {
-        rustix::fs::fchmod(folder, Mode::RWXU)?;
+        rustix::fs::fchmod(directory, Mode::RWXU)?;
     }
     Ok(())
 }
 
-/// Opens a folder within a folder that belongs to this process, and makes this process its owner.
+/// Opens a directory within a directory that belongs to this process, and makes this process its owner.
 pub(crate) fn open_taken(at: impl AsFd, name: impl Arg) -> io::Result<OwnedFd> {
-    let folder = open_folder(at, name)?;
-    take_back(&folder)?;
-    Ok(folder)
+    let directory = open_directory(at, name)?;
+    take_back(&directory)?;
+    Ok(directory)
 }
 
-/// Returns the next entry of a folder, except `.` and `..`.
+/// Returns the next entry of a directory, except `.` and `..`.
 pub(crate) fn next(entries: &mut Dir) -> Option<io::Result<DirEntry>> {
     loop {
         match entries.read()? {
@@ -197,27 +210,27 @@ pub(crate) fn next(entries: &mut Dir) -> Option<io::Result<DirEntry>> {
     }
 }
 
-/// Removes a folder with all its contents, of any depth, which others may have made. It follows no link, and never has more than three
-/// folders open.
+/// Removes a directory with all its contents, of any depth, which others may have made. It follows no link, and never has more than three
+/// directories open.
 ///
 /// # Errors
-/// If the path is no folder, or if the system refuses.
-pub fn remove_folder(path: &Path) -> io::Result<()> {
+/// If the path is no directory, or if the system refuses.
+pub fn remove_directory(path: &Path) -> io::Result<()> {
     let mut root = Dir::new(open_taken(CWD, path)?)?;
     let mut gone = 0_u64;
     loop {
-        let mut folders = Vec::new();
+        let mut directories = Vec::new();
         while let Some(entry) = next(&mut root) {
             let entry = entry?;
             let name = entry.file_name();
             if rustix::fs::unlinkat(root.fd()?, name, AtFlags::empty()) == Err(Errno::ISDIR) {
-                folders.push(name.to_owned());
+                directories.push(name.to_owned());
             }
         }
-        if folders.is_empty() {
+        if directories.is_empty() {
             break;
         }
-        for name in folders {
+        for name in directories {
             flatten(root.fd()?, &name, &mut gone)?;
         }
         root.rewind();
@@ -225,7 +238,7 @@ pub fn remove_folder(path: &Path) -> io::Result<()> {
     std::fs::remove_dir(path)
 }
 
-/// Opens a folder within a folder that belongs to this process, with any mode.
+/// Opens a directory within a directory that belongs to this process, with any mode.
 pub(crate) fn enter(at: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     open_taken(at, name).or_else(|error| {
         if error.kind() != io::ErrorKind::PermissionDenied {
@@ -237,23 +250,23 @@ pub(crate) fn enter(at: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     })
 }
 
-/// Removes a folder of `root`, after moving its subfolders to `root`.
+/// Removes a directory of `root`, after moving its subdirectories to `root`.
 fn flatten(root: BorrowedFd<'_>, name: &CStr, gone: &mut u64) -> io::Result<()> {
     let mut entries = Dir::new(enter(root, name)?)?;
     while let Some(entry) = next(&mut entries) {
         let entry = entry?;
-        let (folder, inner) = (entries.fd()?, entry.file_name());
+        let (directory, inner) = (entries.fd()?, entry.file_name());
         if entry.file_type() != FileType::Directory {
-            rustix::fs::unlinkat(folder, inner, AtFlags::empty())?;
+            rustix::fs::unlinkat(directory, inner, AtFlags::empty())?;
             continue;
         }
-        // This process can move the folder only if it owns it.
-        drop(enter(folder, inner)?);
+        // This process can move the directory only if it owns it.
+        drop(enter(directory, inner)?);
         loop {
             *gone += 1;
             let place = format!("{GONE}{gone}");
             let flags = RenameFlags::NOREPLACE;
-            match rustix::fs::renameat_with(folder, inner, root, &place, flags) {
+            match rustix::fs::renameat_with(directory, inner, root, &place, flags) {
                 Err(Errno::EXIST) => {}
                 moved => break moved?,
             }
@@ -271,21 +284,21 @@ mod tests {
         let outside = root.join("outside");
         std::fs::create_dir(&outside).unwrap();
         std::fs::write(outside.join("kept"), "x").unwrap();
-        let folder = root.join("folder");
-        std::fs::create_dir(&folder).unwrap();
-        (outside, folder)
+        let directory = root.join("directory");
+        std::fs::create_dir(&directory).unwrap();
+        (outside, directory)
     }
 
     #[test]
     fn outputs_are_never_taken_through_links() {
         let root = tempfile::tempdir().unwrap();
-        let (outside, folder) = kept(root.path());
-        symlink(&outside, folder.join("linked")).unwrap();
-        symlink(outside.join("kept"), folder.join("link")).unwrap();
-        std::fs::hard_link(outside.join("kept"), folder.join("twice")).unwrap();
-        std::fs::create_dir(folder.join("sub")).unwrap();
-        std::fs::write(folder.join("sub/own"), "own").unwrap();
-        let open = Arc::new(open_folder(CWD, &folder).unwrap());
+        let (outside, directory) = kept(root.path());
+        symlink(&outside, directory.join("linked")).unwrap();
+        symlink(outside.join("kept"), directory.join("link")).unwrap();
+        std::fs::hard_link(outside.join("kept"), directory.join("twice")).unwrap();
+        std::fs::create_dir(directory.join("sub")).unwrap();
+        std::fs::write(directory.join("sub/own"), "own").unwrap();
+        let open = Arc::new(open_directory(CWD, &directory).unwrap());
         for name in ["linked/kept", "link", "sub"] {
             let refused = take(&open, name).unwrap_err();
             assert!(matches!(refused, OutputError::NotAFile(_)), "{refused}");
@@ -305,33 +318,33 @@ mod tests {
     #[test]
     fn output_with_second_name_leaves_original_unchanged() {
         let root = tempfile::tempdir().unwrap();
-        let (outside, folder) = kept(root.path());
+        let (outside, directory) = kept(root.path());
         let names = ["first", ".tidemill-copy", ".tidemill-gone-1"];
         for name in names {
-            std::fs::hard_link(outside.join("kept"), folder.join(name)).unwrap();
+            std::fs::hard_link(outside.join("kept"), directory.join(name)).unwrap();
         }
-        let open = Arc::new(open_folder(CWD, &folder).unwrap());
+        let open = Arc::new(open_directory(CWD, &directory).unwrap());
         for name in names {
             let made = take(&open, name).unwrap();
             assert_eq!(std::io::read_to_string(made.file()).unwrap(), "x", "{name}");
         }
-        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), names.len());
+        assert_eq!(std::fs::read_dir(&directory).unwrap().count(), names.len());
     }
 
     #[test]
-    fn folder_of_any_depth_is_removed() {
+    fn directory_of_any_depth_is_removed() {
         let root = tempfile::tempdir().unwrap();
-        let (outside, folder) = kept(root.path());
-        symlink(&outside, folder.join("linked")).unwrap();
-        std::fs::create_dir(folder.join(format!("{GONE}2"))).unwrap();
-        // Deeper than the longest path, and than the number of folders that this process may have open.
-        let mut deepest = open_folder(CWD, &folder).unwrap();
+        let (outside, directory) = kept(root.path());
+        symlink(&outside, directory.join("linked")).unwrap();
+        std::fs::create_dir(directory.join(format!("{GONE}2"))).unwrap();
+        // Deeper than the longest path, and than the number of directories that this process may have open.
+        let mut deepest = open_directory(CWD, &directory).unwrap();
         for _ in 0..3000 {
             rustix::fs::mkdirat(&deepest, "deep", Mode::RWXU).unwrap();
             rustix::fs::symlinkat(&outside, &deepest, "out").unwrap();
-            deepest = open_folder(&deepest, "deep").unwrap();
+            deepest = open_directory(&deepest, "deep").unwrap();
         }
-        remove_folder(&folder).unwrap();
-        assert!(!folder.exists() && outside.join("kept").exists());
+        remove_directory(&directory).unwrap();
+        assert!(!directory.exists() && outside.join("kept").exists());
     }
 }

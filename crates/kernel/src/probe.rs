@@ -4,7 +4,7 @@
 //! matter, and the probe is started like any other kernel.
 
 use crate::launcher::Launcher;
-use crate::private::remove_folder;
+use crate::private::remove_directory;
 use crate::run::{Code, End, Limits, Run, User};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -42,24 +42,24 @@ pub enum ProbeError {
 }
 
 impl Launcher {
-    /// Returns the share of a processor, more than 0 and up to 1, that one more kernel of a user has now. `folder` is the probe's private
-    /// folder, which must not exist and is removed. Takes [`PROBE_TIME`] and blocks.
+    /// Returns the share of a processor, more than 0 and up to 1, that one more kernel of a user has now. `directory` is the probe's private
+    /// directory, which must not exist and is removed. Takes [`PROBE_TIME`] and blocks.
     ///
     /// # Errors
     /// If no kernel can run here.
-    pub fn probe(&self, folder: PathBuf, user: Option<User>) -> Result<f64, ProbeError> {
+    pub fn probe(&self, directory: PathBuf, user: Option<User>) -> Result<f64, ProbeError> {
         let shell = self.find_program(SHELL).ok_or(ProbeError::NoShell)?;
-        let mut run = Run::new(Code::Program(shell), folder.clone());
+        let mut run = Run::new(Code::Program(shell), directory.clone());
         run.args = vec!["-c".to_owned(), "while :; do :; done".to_owned()];
         run.user = user;
         run.limits = Limits {
             time: PROBE_TIME,
             ..Limits::default()
         };
-        let foreign = folder.symlink_metadata().is_ok();
+        let foreign = directory.symlink_metadata().is_ok();
         let share = self.share_of(run);
-        if !foreign && let Err(error) = remove_folder(&folder) {
-            tracing::warn!(folder = %folder.display(), %error, "the folder of a probe can't be removed");
+        if !foreign && let Err(error) = remove_directory(&directory) {
+            tracing::warn!(directory = %directory.display(), %error, "the directory of a probe can't be removed");
         }
         share
     }

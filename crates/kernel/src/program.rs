@@ -19,7 +19,7 @@ type Version = ([u64; 3], [i64; 2], [i64; 2]);
 
 static HASHES: LazyLock<Mutex<HashMap<Version, String>>> = LazyLock::new(Mutex::default);
 
-/// Finds a program: an absolute path directly, a name in the folders of `path`, in their order. Only plain files with a right to be
+/// Finds a program: an absolute path directly, a name in the directories of `path`, in their order. Only plain files with a right to be
 /// executed are found.
 #[must_use]
 pub fn find_program(name: &str, path: &[PathBuf]) -> Option<PathBuf> {
@@ -32,7 +32,9 @@ pub fn find_program(name: &str, path: &[PathBuf]) -> Option<PathBuf> {
     if name.contains('/') {
         return Some(PathBuf::from(name)).filter(|file| file.is_absolute() && executable(file));
     }
-    path.iter().map(|folder| folder.join(name)).find(executable)
+    path.iter()
+        .map(|directory| directory.join(name))
+        .find(executable)
 }
 
 /// Returns the blake3 hash of a file, in hexadecimal. The hash is cached as long as device, inode, size, time of change and of status
@@ -106,8 +108,8 @@ mod tests {
 
     #[test]
     fn hash_follows_content() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("code");
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("code");
         fs::write(&file, "one").unwrap();
         let one = hash_file(&file).unwrap();
         assert_eq!(one, blake3::hash(b"one").to_hex().to_string());

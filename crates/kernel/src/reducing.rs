@@ -17,7 +17,7 @@ use crate::array::{ArrayError, RAW_BYTES_MAX, RESULT_BYTES_MAX, Reduced, Spec};
 use crate::error::{PrepareError, SpawnError};
 use crate::fork_server::send;
 use crate::launcher::Launcher;
-use crate::private::remove_folder;
+use crate::private::remove_directory;
 use crate::reduction::{Batch, Item};
 use crate::run::{Code, InputsAs, Limits, Run, User};
 use crate::running::Running;
@@ -186,25 +186,25 @@ pub struct Reducing {
     socket: UnixStream,
     running: Option<Running>,
     limits: Limits,
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl Launcher {
-    /// Starts a child that reduces with the rights of `user`. `folder` is its private folder, which must not exist and is removed in the
+    /// Starts a child that reduces with the rights of `user`. `directory` is its private directory, which must not exist and is removed in the
     /// end.
     ///
     /// # Errors
     /// If no child can be started.
     pub fn start_reducing(
         &self,
-        folder: &Path,
+        directory: &Path,
         user: Option<User>,
     ) -> Result<Reducing, ReduceError> {
         let (own, other) = UnixStream::pair()?;
         own.set_read_timeout(Some(REQUEST_MAX))?;
         own.set_write_timeout(Some(REQUEST_MAX))?;
         // The code is this program itself; see `prepare_reducer`.
-        let mut run = Run::new(Code::Builtin(String::new()), folder);
+        let mut run = Run::new(Code::Builtin(String::new()), directory);
         run.user = user;
         if user.is_none() {
             run.inputs_as = InputsAs::Symlink;
@@ -220,7 +220,7 @@ impl Launcher {
             socket: own,
             running: None,
             limits: run.limits,
-            folder: folder.to_owned(),
+            directory: directory.to_owned(),
         };
         let prepared = self.prepare_reducer(run, File::from(OwnedFd::from(other)))?;
         reducing.running = Some(self.spawn(&prepared)?);
@@ -316,8 +316,8 @@ impl Reducing {
 impl Drop for Reducing {
     fn drop(&mut self) {
         self.running = None;
-        if let Err(error) = remove_folder(&self.folder) {
-            tracing::warn!(folder = %self.folder.display(), %error, "the folder of a child can't be removed");
+        if let Err(error) = remove_directory(&self.directory) {
+            tracing::warn!(directory = %self.directory.display(), %error, "the directory of a child can't be removed");
         }
     }
 }

@@ -16,7 +16,7 @@ pub enum Code {
     /// WebAssembly module with the same interface. It has no standard input.
     Wasm(PathBuf),
     /// Executable file: a program of the host, or a stored program or script. A file that the task's user may not execute, such as a
-    /// sealed object, is copied into the private folder first. Scripts name their interpreter in their first line (`#!`).
+    /// sealed object, is copied into the private directory first. Scripts name their interpreter in their first line (`#!`).
     Program(PathBuf),
     /// Pipeline of kernels in one confined tree of processes: the first reads the inputs, each other kernel reads the output of the
     /// previous one, and the last writes the standard output. No stage is itself a stack. The arguments of the run are not used.
@@ -76,13 +76,13 @@ pub enum Part {
 /// File that the kernel may read.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RunInput {
-    /// Path that the kernel sees, relative to its private folder; may contain `/`.
+    /// Path that the kernel sees, relative to its private directory; may contain `/`.
     pub name: String,
     /// Absolute path of the file itself.
     pub path: PathBuf,
 }
 
-/// Form of the inputs in the private folder.
+/// Form of the inputs in the private directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum InputsAs {
     /// Hard links, for a node that runs as root: the files belong to another user than the task's, so the task can read but never
@@ -101,7 +101,7 @@ pub struct Limits {
     /// Private memory, in bytes: of each process (allocation fails) and of all together (killed). Inputs that are mapped for reading do
     /// not count.
     pub memory_bytes: u64,
-    /// Total size of all files in the private folder except the inputs, in bytes; also the maximum size of each file.
+    /// Total size of all files in the private directory except the inputs, in bytes; also the maximum size of each file.
     pub output_bytes: u64,
     /// Maximum number of processes (threads not counted) at one time.
     pub processes: u32,
@@ -144,15 +144,15 @@ pub struct Run {
     pub code: Code,
     /// Its arguments, without the kernel's own name.
     pub args: Vec<String>,
-    /// Private folder, absolute: made by [`crate::Launcher::prepare`], the kernel's working directory, and the only place that it can
+    /// Private directory, absolute: made by [`crate::Launcher::prepare`], the kernel's working directory, and the only place that it can
     /// write to. The caller must remove it.
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     /// Part of its work that the run does.
     pub part: Part,
     /// All files it may read in addition to the system's programs and libraries.
     pub inputs: Vec<RunInput>,
-    /// Paths of the output files, relative to the private folder. Their parent folders are made; the files are not. A path with a slash
-    /// at its end is an output folder, which is made.
+    /// Paths of the output files, relative to the private directory. Their parent directories are made; the files are not. A path with a slash
+    /// at its end is an output directory, which is made.
     pub outputs: Vec<String>,
     /// Name among `inputs` that becomes the standard input; `None`: the standard input is empty.
     pub stdin: Option<String>,
@@ -164,12 +164,12 @@ pub struct Run {
     pub limits: Limits,
     /// Form of the inputs.
     pub inputs_as: InputsAs,
-    /// Further files and folders that the kernel may read and execute, absolute.
+    /// Further files and directories that the kernel may read and execute, absolute.
     pub readable: Vec<PathBuf>,
-    /// Folders of the host that the kernel may read and execute from in addition to those of all kernels, absolute. A path that has
+    /// Directories of the host that the kernel may read and execute from in addition to those of all kernels, absolute. A path that has
     /// become a link, or contains one, is not used.
     pub shown: Vec<PathBuf>,
-    /// Folders that precede those of all kernels in the kernel's `PATH`.
+    /// Directories that precede those of all kernels in the kernel's `PATH`.
     pub path: Vec<PathBuf>,
     /// Further environment variables; if a name occurs several times, the last value counts.
     pub environment: Vec<(String, String)>,
@@ -178,13 +178,13 @@ pub struct Run {
 }
 
 impl Run {
-    /// Returns a run of `code` in `folder` without inputs, outputs and arguments, under the default limits.
+    /// Returns a run of `code` in `directory` without inputs, outputs and arguments, under the default limits.
     #[must_use]
-    pub fn new(code: Code, folder: impl Into<PathBuf>) -> Self {
+    pub fn new(code: Code, directory: impl Into<PathBuf>) -> Self {
         Self {
             code,
             args: Vec::new(),
-            folder: folder.into(),
+            directory: directory.into(),
             part: Part::default(),
             inputs: Vec::new(),
             outputs: Vec::new(),
@@ -235,7 +235,7 @@ pub struct Usage {
     pub system_cpu: Duration,
     /// Largest resident set of one process, in bytes.
     pub rss_bytes_max: u64,
-    /// Total size of all files in the private folder at the end, without inputs, in bytes.
+    /// Total size of all files in the private directory at the end, without inputs, in bytes.
     pub written_bytes: u64,
 }
 

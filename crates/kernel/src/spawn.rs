@@ -58,7 +58,7 @@ pub(crate) struct Image {
     /// Doors of the control group that the process enters; the creator of the image holds them.
     pub(crate) doors: Vec<RawFd>,
     /// Its working directory.
-    pub(crate) folder: Arc<OwnedFd>,
+    pub(crate) directory: Arc<OwnedFd>,
     /// Namespaces that the process enters, in this order; the creator of the image holds them.
     pub(crate) namespaces: Vec<RawFd>,
     /// User whose rights the process gets, in the numbers of the namespace that it has entered.
@@ -110,7 +110,7 @@ const STEPS: &[&str] = &[
 const EXECUTING: usize = 0;
 const SESSION: usize = 1;
 const STREAMS: usize = 2;
-const FOLDER: usize = 3;
+const DIRECTORY: usize = 3;
 pub(crate) const DESCRIPTORS: usize = 4;
 const LIMITS: usize = 5;
 const PRIORITY: usize = 6;
@@ -354,8 +354,8 @@ unsafe fn confine(plan: &Plan<'_>) -> Step {
         libc::syscall(libc::SYS_umask, 0o022);
         streams(plan.image)?;
         done(
-            FOLDER,
-            libc::syscall(libc::SYS_fchdir, plan.image.folder.as_raw_fd()),
+            DIRECTORY,
+            libc::syscall(libc::SYS_fchdir, plan.image.directory.as_raw_fd()),
         )?;
         // All other open descriptors are closed at exec.
         let all = (3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
@@ -563,7 +563,7 @@ unsafe fn file_rules(image: &Image) -> Step {
     };
     // SAFETY: the path is a terminated literal, and the descriptor is open until it is closed below.
     unsafe {
-        // Only the child can name its own folder of /proc; many run-time libraries read it.
+        // Only the child can name its own directory of /proc; many run-time libraries read it.
         let path = c"/proc/self".as_ptr();
         let own = libc::syscall(
             libc::SYS_openat,

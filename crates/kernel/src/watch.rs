@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fs::{AtFlags, Dir, FileType, Stat};
 
 use crate::child::Keeper;
-use crate::private::{next, open_folder};
+use crate::private::{next, open_directory};
 use crate::run::{End, Limits, Tail, Usage};
 use crate::running::add;
 use crate::sandbox::group::{ControlGroup, Full, Room, number_after};
@@ -22,7 +22,7 @@ use crate::spawn::Process;
 /// Interval of the checks of memory, processes and written bytes.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Checks take at most one part in this many of the time: for the usage that all runs share, and for each run's folder.
+/// Checks take at most one part in this many of the time: for the usage that all runs share, and for each run's directory.
 const REST_FACTOR: u32 = 20;
 
 /// If counting the written files of a run takes longer than this, a separate thread counts them from then on.
@@ -38,15 +38,15 @@ const APART_REST_MAX: Duration = Duration::from_secs(30);
 /// contents could not be counted in time.
 const OPEN_MAX: usize = 1_000_000;
 
-/// Maximum depth of folders that a kernel may make: all of them are open during a count.
+/// Maximum depth of directories that a kernel may make: all of them are open during a count.
 const DEPTH_MAX: u32 = 64;
 
-/// Number of files and folders that only count by their contents, and the number of bytes that each further one counts: its space on the
+/// Number of files and directories that only count by their contents, and the number of bytes that each further one counts: its space on the
 /// device.
 const ENTRIES_FREE: u64 = 1000;
 const ENTRY_BYTES: u64 = 1024;
 
-/// Number of bytes of names in a folder that do not count.
+/// Number of bytes of names in a directory that do not count.
 const NAMES_BYTES: u64 = 64 << 10;
 
 /// Maximum number of descriptors that may be in transit between processes of a kernel during a check: files that are open only through
@@ -61,10 +61,10 @@ pub(crate) struct Watched {
     /// Time just before the start.
     pub(crate) started: Instant,
     pub(crate) limits: Limits,
-    pub(crate) folder: Arc<OwnedFd>,
-    /// Device of the run's folder, once it was needed.
+    pub(crate) directory: Arc<OwnedFd>,
+    /// Device of the run's directory, once it was needed.
     pub(crate) device: OnceLock<u64>,
-    /// Device and inode of the files in the folder that the kernel did not write.
+    /// Device and inode of the files in the directory that the kernel did not write.
     pub(crate) given: BTreeSet<(u64, u64)>,
     pub(crate) state: Mutex<State>,
     /// Usage of processes that no process of the kernel waited for.
@@ -169,7 +169,7 @@ impl Watched {
         }
     }
 
-    /// Returns the current contents of the kernel's folder.
+    /// Returns the current contents of the kernel's directory.
     pub(crate) fn written(&self) -> Written {
         let mut written = Written::default();
         self.add_written(&mut written);
@@ -177,8 +177,8 @@ impl Watched {
     }
 
     fn add_written(&self, written: &mut Written) {
-        // The folder itself can be read at only one position.
-        if let Ok(entries) = Dir::read_from(&self.folder) {
+        // The directory itself can be read at only one position.
+        if let Ok(entries) = Dir::read_from(&self.directory) {
             sum(entries, &self.given, DEPTH_MAX, written);
         }
     }
@@ -192,7 +192,7 @@ impl Watched {
             ..Written::default()
         };
         self.add_written(&mut written);
-        let device = || rustix::fs::fstat(&self.folder).map_or(0, |data| data.st_dev);
+        let device = || rustix::fs::fstat(&self.directory).map_or(0, |data| data.st_dev);
         let device = *self.device.get_or_init(device);
         for process in processes {
             if written.is_over() {
@@ -236,7 +236,7 @@ pub(crate) struct Written {
     pub(crate) bytes: u64,
     /// Length of the longest file, in bytes.
     pub(crate) longest: u64,
-    /// Number of files and folders.
+    /// Number of files and directories.
     entries: u64,
     /// Whether there are more than can be counted.
     uncounted: bool,
@@ -286,16 +286,16 @@ impl Written {
     }
 }
 
-/// Adds the contents of a folder. Errors are ignored: the kernel may remove a listed entry at any moment. No link is followed.
+/// Adds the contents of a directory. Errors are ignored: the kernel may remove a listed entry at any moment. No link is followed.
 fn sum(mut entries: Dir, given: &BTreeSet<(u64, u64)>, depth: u32, written: &mut Written) {
     while let Some(Ok(entry)) = next(&mut entries) {
         if written.is_over() {
             return;
         }
-        let (Ok(folder), name) = (entries.fd(), entry.file_name()) else {
+        let (Ok(directory), name) = (entries.fd(), entry.file_name()) else {
             return;
         };
-        let Ok(data) = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) else {
+        let Ok(data) = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
             continue;
         };
         let id = (data.st_dev, data.st_ino);
@@ -305,7 +305,7 @@ fn sum(mut entries: Dir, given: &BTreeSet<(u64, u64)>, depth: u32, written: &mut
                 written.bytes += (data.st_blocks.cast_unsigned() * 512).saturating_sub(NAMES_BYTES);
                 if depth == 0 {
                     written.uncounted = true;
-                } else if let Ok(inner) = open_folder(folder, name)
+                } else if let Ok(inner) = open_directory(directory, name)
                     && let Ok(inner) = Dir::new(inner)
                 {
                     sum(inner, given, depth - 1, written);
@@ -333,7 +333,7 @@ fn open_files(process: i32, device: u64, written: &mut Written) {
     let mapped = maps.contains("(deleted)").then(|| of("map_files"));
     let open = [Some(of("fd")), mapped].into_iter().flatten();
     for entry in open
-        .filter_map(|folder| fs::read_dir(folder).ok())
+        .filter_map(|directory| fs::read_dir(directory).ok())
         .flatten()
     {
         written.look_at_open(1);
@@ -474,7 +474,7 @@ impl Watcher {
             let began = Instant::now();
             let together = look(&live, began);
             drop(live);
-            // Each run's folder has a pause of its own.
+            // Each run's directory has a pause of its own.
             let apart = began.elapsed().saturating_sub(together);
             std::thread::sleep(TICK.max(together * REST_FACTOR) + apart);
         }
@@ -643,11 +643,11 @@ mod tests {
 
     #[test]
     fn late_scan_is_reported() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         for number in 0..100 {
-            fs::write(folder.path().join(number.to_string()), "text").unwrap();
+            fs::write(directory.path().join(number.to_string()), "text").unwrap();
         }
-        let open = || Dir::new(open_folder(rustix::fs::CWD, folder.path()).unwrap()).unwrap();
+        let open = || Dir::new(open_directory(rustix::fs::CWD, directory.path()).unwrap()).unwrap();
         let mut written = Written {
             until: Some(Instant::now()),
             ..Written::default()
@@ -662,8 +662,8 @@ mod tests {
 
     #[test]
     fn hard_links_count_and_scan_stops_at_limit() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
         for name in ["made", "given", "other"] {
             fs::write(at(name), "").unwrap();
         }
@@ -675,7 +675,7 @@ mod tests {
             let from = if number % 2 == 0 { "made" } else { "given" };
             fs::hard_link(at(from), at(&number.to_string())).unwrap();
         }
-        let open = || Dir::new(open_folder(rustix::fs::CWD, folder.path()).unwrap()).unwrap();
+        let open = || Dir::new(open_directory(rustix::fs::CWD, directory.path()).unwrap()).unwrap();
         let mut written = Written::default();
         sum(open(), &given.into(), 8, &mut written);
         assert_eq!(written.entries, ENTRIES_FREE + 101);
@@ -697,23 +697,23 @@ mod tests {
 
     #[test]
     fn holes_and_given_files_do_not_count() {
-        let folder = tempfile::tempdir().unwrap();
-        let given = folder.path().join("given");
+        let directory = tempfile::tempdir().unwrap();
+        let given = directory.path().join("given");
         fs::write(&given, [1; 10_000]).unwrap();
-        fs::create_dir(folder.path().join("sub")).unwrap();
-        fs::write(folder.path().join("sub/made"), [1; 5000]).unwrap();
-        fs::File::create(folder.path().join("hole"))
+        fs::create_dir(directory.path().join("sub")).unwrap();
+        fs::write(directory.path().join("sub/made"), [1; 5000]).unwrap();
+        fs::File::create(directory.path().join("hole"))
             .unwrap()
             .set_len(1 << 40)
             .unwrap();
         let data = rustix::fs::stat(&given).unwrap();
         let given = BTreeSet::from([(data.st_dev, data.st_ino)]);
-        let open = || Dir::new(open_folder(rustix::fs::CWD, folder.path()).unwrap()).unwrap();
+        let open = || Dir::new(open_directory(rustix::fs::CWD, directory.path()).unwrap()).unwrap();
         let mut written = Written::default();
         sum(open(), &given, 8, &mut written);
         assert_eq!((written.bytes, written.longest), (5000, 1 << 40));
         assert!(written.exceeds(4999) && !written.exceeds(5000));
-        // The folders are deeper than the maximum depth.
+        // The directories are deeper than the maximum depth.
         sum(open(), &given, 0, &mut written);
         assert!(written.exceeds(u64::MAX));
     }

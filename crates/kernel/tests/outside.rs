@@ -52,7 +52,7 @@ fn waiting(place: &Place) -> (tidemill_kernel::Prepared, Running) {
     let mut run = place.shell("mkdir sub; echo x > sub/out; echo > ready; sleep 1000");
     run.user = Some(TWIN);
     let (prepared, running) = start(run);
-    let ready = prepared.run().folder.join("ready");
+    let ready = prepared.run().directory.join("ready");
     wait_until("the kernel runs", || ready.exists());
     (prepared, running)
 }
@@ -65,9 +65,9 @@ fn kernel_cannot_be_inspected_stopped_or_robbed_from_outside() {
     let place = Place::new();
     let (prepared, running) = waiting(&place);
     let pid = running.pid().to_string();
-    let folder = prepared.run().folder.to_str().unwrap();
+    let directory = prepared.run().directory.to_str().unwrap();
     let script = "
-pid, folder = int(sys.argv[1]), sys.argv[2]
+pid, directory = int(sys.argv[1]), sys.argv[2]
 for name in ('cwd', 'root', 'exe', 'fd/0', 'fd/1', 'ns/user'):
     attempt('readlink ' + name, lambda: os.readlink(f'/proc/{pid}/{name}'))
 for name in ('mem', 'maps', 'environ', 'cwd/ready', 'root/etc/shadow', 'fd/0', 'syscall', 'stack', 'io', 'auxv'):
@@ -87,12 +87,12 @@ class Part(ctypes.Structure): _fields_ = [('base', ctypes.c_void_p), ('length', 
 own = ctypes.create_string_buffer(8)
 here, there = Part(ctypes.addressof(own), 8), Part(0x400000, 8)
 attempt('read its memory', lambda: libc.process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0))
-for path in (folder, folder + '/.tidemill', folder + '/.tidemill/tmp', folder + '/sub', folder + '/sub/out'):
+for path in (directory, directory + '/.tidemill', directory + '/.tidemill/tmp', directory + '/sub', directory + '/sub/out'):
     attempt('open ' + path, lambda: os.open(path, os.O_RDONLY))
     attempt('write ' + path, lambda: os.open(path, os.O_WRONLY))
-attempt('make a file', lambda: os.open(folder + '/sub/new', os.O_WRONLY | os.O_CREAT))
+attempt('make a file', lambda: os.open(directory + '/sub/new', os.O_WRONLY | os.O_CREAT))
 ";
-    assert_eq!(twin(script, &[&pid, folder]), "");
+    assert_eq!(twin(script, &[&pid, directory]), "");
     // It still runs, with a user number that no process outside has.
     let owner = fs::metadata(format!("/proc/{pid}")).unwrap().uid();
     assert_eq!(owner, KERNELS_FROM + TWIN.uid);
@@ -100,7 +100,7 @@ attempt('make a file', lambda: os.open(folder + '/sub/new', os.O_WRONLY | os.O_C
     running.wait().unwrap();
 }
 
-/// Returns an open descriptor of a folder, as an attacker who acquired it would have it.
+/// Returns an open descriptor of a directory, as an attacker who acquired it would have it.
 fn door(path: &Path) -> OwnedFd {
     let file = fs::File::open(path).unwrap();
     // The twin inherits the descriptor.
@@ -108,14 +108,14 @@ fn door(path: &Path) -> OwnedFd {
 }
 
 #[test]
-fn descriptors_of_recycled_folder_reach_nothing() {
+fn descriptors_of_recycled_directory_reach_nothing() {
     if skip_without_root() {
         return;
     }
     let place = Place::new();
     let (prepared, running) = waiting(&place);
-    let folder = prepared.run().folder.clone();
-    let doors = ["", ".tidemill", ".tidemill/tmp", "sub"].map(|name| door(&folder.join(name)));
+    let directory = prepared.run().directory.clone();
+    let doors = ["", ".tidemill", ".tidemill/tmp", "sub"].map(|name| door(&directory.join(name)));
     running.control().cancel();
     running.wait().unwrap();
     let made = prepared.output("sub/out").unwrap();
@@ -139,10 +139,10 @@ for door in map(int, numbers):
     };
     assert_eq!(plant(&["payload.sh"]), "");
     assert_eq!(made.size().unwrap(), 2);
-    // After reuse, the folder belongs to another kernel.
+    // After reuse, the directory belongs to another kernel.
     drop(made);
-    fs::remove_dir_all(folder.join("sub")).unwrap();
-    assert!(LAUNCHER.recycle(&folder));
+    fs::remove_dir_all(directory.join("sub")).unwrap();
+    assert!(LAUNCHER.recycle(&directory));
     assert_eq!(plant(&["payload.sh"]), "");
     let payload = place.object("payload.sh", "#!/bin/sh\necho ran\n");
     let mut run = place.run(Code::Program(payload.clone()), &[]);
@@ -153,7 +153,7 @@ for door in map(int, numbers):
     });
     let again = LAUNCHER.prepare(run).unwrap();
     let inode = |path: &Path| fs::metadata(path).unwrap().ino();
-    let reserved = again.run().folder.join(".tidemill");
+    let reserved = again.run().directory.join(".tidemill");
     assert_eq!(
         inode(&reserved),
         rustix::fs::fstat(&doors[1]).unwrap().st_ino
@@ -215,7 +215,7 @@ fn program_runs_only_for_permitted_users() {
     assert_eq!(output(run), "ran as 1000\n");
 }
 
-/// A folder of the twin's user with a program that all users may run, and files of root that no other user may read.
+/// A directory of the twin's user with a program that all users may run, and files of root that no other user may read.
 struct Swapped {
     place: Place,
     tool: PathBuf,
@@ -372,7 +372,7 @@ while True:
 }
 
 #[test]
-fn folder_changed_during_removal_leads_nowhere() {
+fn directory_changed_during_removal_leads_nowhere() {
     const ROUNDS: usize = 60;
     if skip_without_root() {
         return;
@@ -398,9 +398,9 @@ def quietly(call, *args):
     try: call(*args)
     except OSError: pass
 for number in range(rounds):
-    folder = f'{all}/{number}'
-    os.makedirs(folder + '/sub/deep')
-    inner = os.open(folder, os.O_RDONLY)
+    directory = f'{all}/{number}'
+    os.makedirs(directory + '/sub/deep')
+    inner = os.open(directory, os.O_RDONLY)
     print(number, flush=True)
     # Until it has come back: then nothing can be made in it.
     while True:
@@ -415,7 +415,7 @@ for number in range(rounds):
             os.unlink('link')
             quietly(os.makedirs, 'sub/deep/er')
         except OSError:
-            if not os.path.exists(folder) or os.fstat(inner).st_uid != os.getuid(): break
+            if not os.path.exists(directory) or os.fstat(inner).st_uid != os.getuid(): break
             for undo in (('unlink', 'link'), ('unlink', 'sub')): quietly(getattr(os, undo[0]), undo[1])
             quietly(os.rename, 'away', 'sub')
             quietly(os.makedirs, 'sub/deep')
@@ -432,9 +432,9 @@ for number in range(rounds):
     let mut twin = command.stdout(Stdio::piped()).spawn().unwrap();
     let rounds = std::io::BufReader::new(twin.stdout.take().unwrap()).lines();
     for number in rounds {
-        let folder = all.join(number.unwrap());
-        tidemill_kernel::remove_folder(&folder).unwrap();
-        assert!(!folder.exists());
+        let directory = all.join(number.unwrap());
+        tidemill_kernel::remove_directory(&directory).unwrap();
+        assert!(!directory.exists());
         assert_eq!(state(), before);
     }
     assert!(twin.wait().unwrap().success());
@@ -468,7 +468,7 @@ fn shared_object_runs_for_every_user() {
     }
     let place = Place::new();
     let built = compile(&place, "tests/kernels/leftovers.c", "left.so");
-    // Objects are stored in a folder that is closed to users.
+    // Objects are stored in a directory that is closed to users.
     let closed = place.path("objects");
     fs::create_dir(&closed).unwrap();
     fs::set_permissions(&closed, Permissions::from_mode(0o700)).unwrap();
@@ -505,7 +505,7 @@ fn child_has_no_remains_of_earlier_order() {
     run.outputs.push("found".into());
     let (prepared, exit) = finish(run);
     assert!(exit.success(), "{}", exit.stderr.text());
-    let found = fs::read_to_string(prepared.run().folder.join("found")).unwrap();
+    let found = fs::read_to_string(prepared.run().directory.join("found")).unwrap();
     assert_eq!(found, "0\n");
 }
 
@@ -546,8 +546,8 @@ for kind, flags in kinds:
 fn kernel_of_unprivileged_node_stays_inside() {
     const NAME: &str = "kernel_of_unprivileged_node_stays_inside";
     // This test's own binary plays the node.
-    if let Ok(folder) = std::env::var("PLAY_OWN_NODE") {
-        return own_node(Path::new(&folder));
+    if let Ok(directory) = std::env::var("PLAY_OWN_NODE") {
+        return own_node(Path::new(&directory));
     }
     if skip_without_root() {
         return;
@@ -556,18 +556,18 @@ fn kernel_of_unprivileged_node_stays_inside() {
     let program = place.path("node");
     fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
-    let folder = place.path("own");
-    fs::create_dir(&folder).unwrap();
-    let secret = folder.join("secret");
+    let directory = place.path("own");
+    fs::create_dir(&directory).unwrap();
+    let secret = directory.join("secret");
     fs::write(&secret, "secret").unwrap();
     fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
-    for path in [&folder, &secret] {
+    for path in [&directory, &secret] {
         chown(path, Some(TWIN.uid), Some(TWIN.gid)).unwrap();
     }
     let done = Command::new(program)
         .args(["--exact", NAME, "--nocapture"])
-        .env("PLAY_OWN_NODE", &folder)
-        .env("TMPDIR", &folder)
+        .env("PLAY_OWN_NODE", &directory)
+        .env("TMPDIR", &directory)
         .current_dir("/")
         .uid(TWIN.uid)
         .gid(TWIN.gid)
@@ -655,7 +655,7 @@ attempt('signal', lambda: os.kill(pid, 0))
 }
 
 /// A node of an ordinary user runs a kernel that tries operations which this user could do outside.
-fn own_node(folder: &Path) {
+fn own_node(directory: &Path) {
     let script = "
 import socket
 node, secret = os.getppid(), sys.argv[1]
@@ -675,9 +675,11 @@ attempt('become root', lambda: os.setuid(0))
 attempt('have rights', lambda: os.chroot('.'))
 print(os.getuid())
 ";
-    let mut run =
-        tidemill_kernel::Run::new(Code::Program("/usr/bin/python3".into()), folder.join("run"));
-    let secret = folder.join("secret");
+    let mut run = tidemill_kernel::Run::new(
+        Code::Program("/usr/bin/python3".into()),
+        directory.join("run"),
+    );
+    let secret = directory.join("secret");
     run.args = vec!["-c".into(), format!("{ATTEMPTS}{script}")];
     run.args.push(secret.to_str().unwrap().into());
     run.inputs_as = tidemill_kernel::InputsAs::Symlink;

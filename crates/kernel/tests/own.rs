@@ -41,7 +41,7 @@ fn map_gets_slices_in_order_and_may_change_them() {
     one.outputs.push("out".into());
     let (prepared, exit) = finish(one);
     assert!(exit.success(), "{}", exit.stderr.text());
-    let written = prepared.run().folder.join("out");
+    let written = prepared.run().directory.join("out");
     assert_eq!(fs::read_to_string(written).unwrap(), lines);
     let mut two = run();
     two.outputs = vec!["o1".into(), "o2".into()];
@@ -99,7 +99,7 @@ fn example_kernels_match_their_description() {
     range.outputs.push("out".into());
     let (prepared, exit) = finish(range);
     assert!(exit.success(), "{}", exit.stderr.text());
-    let written = fs::read(prepared.run().folder.join("out")).unwrap();
+    let written = fs::read(prepared.run().directory.join("out")).unwrap();
     assert_eq!(
         written,
         [(-2.0_f64).to_le_bytes(), 10.0_f64.to_le_bytes()].concat()
@@ -131,7 +131,7 @@ fn wrong_partial_states_are_refused() {
         run.inputs.push(RunInput { name, path });
         let (prepared, exit) = finish(run);
         assert!(exit.success(), "{}", exit.stderr.text());
-        prepared.run().folder.join("state")
+        prepared.run().directory.join("state")
     };
     let merge = |args: &[&str], from: &Path| {
         let mut run = place.run(code.clone(), args);

@@ -28,13 +28,13 @@ fn program_sees_inputs_and_leaves_outputs() {
         let a = place.input(&mut run, "a", "one\n");
         let b = place.input(&mut run, "deep/b", "two\n");
         run.outputs.push("out/put".into());
-        let folder = run.folder.clone();
+        let directory = run.directory.clone();
         let (prepared, exit) = finish(run);
         assert!(exit.success(), "{}", exit.stderr.text());
-        let text = format!("{0} {0}/.tidemill/tmp\na\ndeep\nout\n", folder.display());
+        let text = format!("{0} {0}/.tidemill/tmp\na\ndeep\nout\n", directory.display());
         assert_eq!(exit.stdout.text(), text);
         assert_eq!(prepared.output("out/put").unwrap().size().unwrap(), 8);
-        assert_eq!(fs::read(folder.join("out/put")).unwrap(), b"one\ntwo\n");
+        assert_eq!(fs::read(directory.join("out/put")).unwrap(), b"one\ntwo\n");
         assert_eq!(exit.usage.written_bytes, 10);
         assert!(exit.usage.rss_bytes_max > 0 && exit.usage.wall > Duration::ZERO);
         fs::remove_file(a).unwrap();
@@ -46,14 +46,14 @@ fn program_sees_inputs_and_leaves_outputs() {
 fn probe_finds_processor_share_and_leaves_nothing() {
     let place = Place::new();
     for user in users() {
-        let folder = place.run(Code::Builtin("count".into()), &[]).folder;
-        let share = LAUNCHER.probe(folder.clone(), user).unwrap();
+        let directory = place.run(Code::Builtin("count".into()), &[]).directory;
+        let share = LAUNCHER.probe(directory.clone(), user).unwrap();
         assert!(share > 0.0 && share <= 1.0, "{share}");
-        assert!(!folder.exists());
-        // A folder that exists already belongs to somebody else.
-        fs::create_dir(&folder).unwrap();
-        LAUNCHER.probe(folder.clone(), user).unwrap_err();
-        assert!(folder.exists());
+        assert!(!directory.exists());
+        // A directory that exists already belongs to somebody else.
+        fs::create_dir(&directory).unwrap();
+        LAUNCHER.probe(directory.clone(), user).unwrap_err();
+        assert!(directory.exists());
     }
 }
 
@@ -91,7 +91,7 @@ fn standard_streams_can_be_files() {
         wait_until("nobody has it open for writing", || {
             locks::has_writers(made.file()) == Some(false)
         });
-        let written = fs::read(prepared.run().folder.join("dir/out")).unwrap();
+        let written = fs::read(prepared.run().directory.join("dir/out")).unwrap();
         assert_eq!(written, b"TEXT");
         assert!(exit.stdout.bytes.is_empty());
         fs::remove_file(input).unwrap();
@@ -278,7 +278,7 @@ time.sleep(1000)\"";
                 "{script}: {}",
                 exit.stderr.text()
             );
-            tidemill_kernel::remove_folder(&prepared.run().folder).unwrap();
+            tidemill_kernel::remove_directory(&prepared.run().directory).unwrap();
         }
     }
     let mut hole = place.shell("truncate -s 900000 hole; head -c 900000 /dev/zero > full");
@@ -366,7 +366,7 @@ fn builtins_read_inputs_and_write_one_output() {
         let (prepared, exit) = finish(run);
         assert!(exit.success(), "{}", exit.stderr.text());
         assert_eq!(prepared.output("b/mean").unwrap().size().unwrap(), 8);
-        let bytes = fs::read(prepared.run().folder.join("b/mean")).unwrap();
+        let bytes = fs::read(prepared.run().directory.join("b/mean")).unwrap();
         assert_eq!(bytes, 3.0_f64.to_le_bytes());
         fs::remove_file(input).unwrap();
     }
@@ -406,7 +406,7 @@ fn listing_1_runs_with_native_kernel() {
             let (prepared, exit) = finish(run);
             assert!(exit.success(), "{:?} {}", exit.end, exit.stderr.text());
             assert_eq!(prepared.output("1.max").unwrap().size().unwrap(), 8);
-            maxima.push(fs::read(prepared.run().folder.join("1.max")).unwrap());
+            maxima.push(fs::read(prepared.run().directory.join("1.max")).unwrap());
             fs::remove_file(input).unwrap();
         }
         let mut run = place.run(Code::Builtin("mean".into()), &[]);
@@ -437,12 +437,12 @@ fn native_kernels_get_arguments_and_cannot_harm() {
     run.outputs.push("2".into());
     let (prepared, exit) = finish(run);
     assert_eq!(exit.end, End::Code(42), "{}", exit.stderr.text());
-    let folder = &prepared.run().folder;
+    let directory = &prepared.run().directory;
     assert_eq!(
-        fs::read_to_string(folder.join("o/1")).unwrap(),
+        fs::read_to_string(directory.join("o/1")).unwrap(),
         "one|two words|in/put=3 empty=0 "
     );
-    assert_eq!(fs::read_to_string(folder.join("2")).unwrap(), "abc");
+    assert_eq!(fs::read_to_string(directory.join("2")).unwrap(), "abc");
     assert_eq!(exit.stderr.text(), "constructor: no network\na message\n");
     let crash = place.run(Code::Native(library), &["crash"]);
     assert_eq!(finish(crash).1.end, End::Signal(libc::SIGSEGV));
@@ -509,10 +509,10 @@ fn wrong_names_are_reported_clearly() {
             })
             .collect();
         run.outputs = outputs.iter().map(|name| (*name).into()).collect();
-        let folder = run.folder.clone();
+        let directory = run.directory.clone();
         let error = LAUNCHER.prepare(run).unwrap_err();
         assert!(
-            !exists(&folder),
+            !exists(&directory),
             "nothing is made before all names are checked"
         );
         error
@@ -546,13 +546,13 @@ fn wrong_names_are_reported_clearly() {
 #[test]
 fn only_plain_files_become_outputs() {
     let place = Place::new();
-    let script = "ln -s /etc/shadow link; mkdir folder; mkdir real; ln -s real linked; echo x > real/file; \
+    let script = "ln -s /etc/shadow link; mkdir directory; mkdir real; ln -s real linked; echo x > real/file; \
                   if [ -L input ]; then cp input twice; else mv input twice; fi";
     let mut run = place.shell(script);
     let object = place.input(&mut run, "input", "kept");
     let (prepared, exit) = finish(run);
     assert!(exit.success(), "{}", exit.stderr.text());
-    for name in ["link", "folder", "linked/file"] {
+    for name in ["link", "directory", "linked/file"] {
         assert!(
             matches!(prepared.output(name), Err(OutputError::NotAFile(_))),
             "{name}"
@@ -565,7 +565,7 @@ fn only_plain_files_become_outputs() {
     assert_eq!(prepared.output("real/file").unwrap().size().unwrap(), 2);
     assert_eq!(prepared.output("twice").unwrap().size().unwrap(), 4);
     let inode = |path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap());
-    assert_ne!(inode(prepared.run().folder.join("twice")), inode(object));
+    assert_ne!(inode(prepared.run().directory.join("twice")), inode(object));
 }
 
 #[test]

@@ -168,7 +168,7 @@ fn linked_inputs_cannot_be_changed_by_their_owner() {
         "{refused}"
     );
     run.inputs_as = InputsAs::Symlink;
-    run.folder = place.path("again");
+    run.directory = place.path("again");
     let (_, exit) = finish(run);
     assert_eq!(exit.stdout.text(), "kept");
     assert_eq!(
@@ -454,7 +454,7 @@ fn kernel_inherits_no_descriptors_or_variables() {
         environment,
         "['HOME', 'LANG', 'PATH', 'PWD', 'TIDEMILL_TASK', 'TMPDIR']"
     );
-    // The fourth is the folder being listed.
+    // The fourth is the directory being listed.
     assert_eq!(open, "['0', '1', '2', '3']\n");
     drop(copy);
 }
@@ -462,9 +462,9 @@ fn kernel_inherits_no_descriptors_or_variables() {
 #[test]
 fn kernels_die_with_their_node() {
     // This test's own binary plays the node: it starts a kernel that sleeps, and is killed.
-    if let Ok(folder) = std::env::var("PLAY_NODE") {
+    if let Ok(directory) = std::env::var("PLAY_NODE") {
         let mut run =
-            tidemill_kernel::Run::new(Code::Program("/bin/sh".into()), format!("{folder}/run"));
+            tidemill_kernel::Run::new(Code::Program("/bin/sh".into()), format!("{directory}/run"));
         run.args = vec!["-c".into(), "sleep 1000 & echo > ready; sleep 1000".into()];
         run.inputs_as = InputsAs::Symlink;
         run.user = is_root().then_some(User {
@@ -472,15 +472,15 @@ fn kernels_die_with_their_node() {
             gid: 1000,
         });
         let (_, running) = start(run);
-        fs::write(format!("{folder}/new"), running.pid().to_string()).unwrap();
-        fs::rename(format!("{folder}/new"), format!("{folder}/pid")).unwrap();
+        fs::write(format!("{directory}/new"), running.pid().to_string()).unwrap();
+        fs::rename(format!("{directory}/new"), format!("{directory}/pid")).unwrap();
         let _ = running.wait();
         return;
     }
     let place = Place::new();
     let mut node = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "kernels_die_with_their_node"])
-        .env("PLAY_NODE", place.folder.path())
+        .env("PLAY_NODE", place.directory.path())
         .spawn()
         .unwrap();
     let file = place.path("pid");
@@ -627,12 +627,12 @@ time.sleep(1000)";
     assert_eq!(other.join().unwrap().end, End::Cancelled);
 }
 
-/// Software of a host on which every user has all rights, except for a private folder, and a link out of it.
+/// Software of a host on which every user has all rights, except for a private directory, and a link out of it.
 fn software(secret: &Path) -> tempfile::TempDir {
     let sw = tempfile::tempdir().unwrap();
     let at = |path: &str| sw.path().join(path);
-    for folder in ["bin", "private"] {
-        fs::create_dir(at(folder)).unwrap();
+    for directory in ["bin", "private"] {
+        fs::create_dir(at(directory)).unwrap();
     }
     for (path, text) in [
         ("data", "data\n"),
@@ -654,10 +654,10 @@ fn software(secret: &Path) -> tempfile::TempDir {
     sw
 }
 
-/// Returns all entries of a folder: names, modes, times of change, and contents.
-fn all_in(folder: &Path) -> Vec<(String, u32, i64, Vec<u8>)> {
+/// Returns all entries of a directory: names, modes, times of change, and contents.
+fn all_in(directory: &Path) -> Vec<(String, u32, i64, Vec<u8>)> {
     let mut all = Vec::new();
-    for one in fs::read_dir(folder).unwrap() {
+    for one in fs::read_dir(directory).unwrap() {
         let path = one.unwrap().path();
         let data = fs::symlink_metadata(&path).unwrap();
         let content = fs::read(&path).unwrap_or_default();
@@ -672,7 +672,7 @@ fn all_in(folder: &Path) -> Vec<(String, u32, i64, Vec<u8>)> {
 }
 
 #[test]
-fn shown_folder_is_readable_and_executable_but_unchangeable() {
+fn shown_directory_is_readable_and_executable_but_unchangeable() {
     let place = Place::new();
     let secret = place.path("secret");
     fs::write(&secret, "secret\n").unwrap();
@@ -699,7 +699,7 @@ fn shown_folder_is_readable_and_executable_but_unchangeable() {
 }
 
 #[test]
-fn shown_folder_respects_permissions_and_links() {
+fn shown_directory_respects_permissions_and_links() {
     let place = Place::new();
     let sw = software(&place.path(""));
     let shown = |user, script: &str, shown: &[&str]| {
@@ -709,8 +709,8 @@ fn shown_folder_respects_permissions_and_links() {
         run
     };
     for user in users() {
-        let read = |folders: &[&str]| {
-            let run = shown(user, "cat data private/key", folders);
+        let read = |directories: &[&str]| {
+            let run = shown(user, "cat data private/key", directories);
             finish(run).1.stdout.text()
         };
         assert_eq!(read(&[]), "", "{user:?}");
@@ -722,7 +722,7 @@ fn shown_folder_respects_permissions_and_links() {
             "data\nkey\n"
         };
         assert_eq!(read(&["."]), all, "{user:?}");
-        // They were folders when they were checked.
+        // They were directories when they were checked.
         for path in ["link", "link/run", "data", "nothing"] {
             let prepared = LAUNCHER.prepare(shown(user, "true", &[path])).unwrap();
             assert!(LAUNCHER.spawn(&prepared).is_err(), "{path} {user:?}");

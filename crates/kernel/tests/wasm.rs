@@ -16,7 +16,7 @@ use tidemill_kernel::{
     Code, End, Exit, Launcher, PrepareError, Run, RunInput, STORE_USER, Settings, Stage,
 };
 
-/// Environment with its own folder of compiled modules.
+/// Environment with its own directory of compiled modules.
 struct Mill {
     place: Place,
     launcher: Launcher,
@@ -113,9 +113,12 @@ fn start_gets_arguments_inputs_and_outputs() {
         let prepared = mill.launcher.prepare(run).unwrap();
         let exit = mill.launcher.spawn(&prepared).unwrap().wait().unwrap();
         assert_eq!(exit.end, End::Code(22), "{}", exit.stderr.text());
-        let folder = &prepared.run().folder;
-        assert_eq!(fs::read_to_string(folder.join("a")).unwrap(), "andfirst");
-        assert_eq!(fs::read_to_string(folder.join("deep/b")).unwrap(), "second");
+        let directory = &prepared.run().directory;
+        assert_eq!(fs::read_to_string(directory.join("a")).unwrap(), "andfirst");
+        assert_eq!(
+            fs::read_to_string(directory.join("deep/b")).unwrap(),
+            "second"
+        );
         fs::remove_file(module).unwrap();
         inputs
             .into_iter()
@@ -310,8 +313,8 @@ fn compiled_module_changeable_by_others_is_recompiled() {
         fs::metadata(kept).unwrap().permissions().mode() & 0o777,
         0o400
     );
-    let folder = fs::metadata(kept.parent().unwrap()).unwrap();
-    assert_eq!(folder.permissions().mode() & 0o777, 0o700);
+    let directory = fs::metadata(kept.parent().unwrap()).unwrap();
+    assert_eq!(directory.permissions().mode() & 0o777, 0o700);
     fs::set_permissions(kept, Permissions::from_mode(0o666)).unwrap();
     fs::write(kept, "not what was compiled").unwrap();
     assert_eq!(
@@ -357,7 +360,7 @@ fn modules_work_as_stages_of_stack() {
         let object = mill.place.input(&mut run, "in", "x");
         let exit = mill.finish(run.clone());
         assert!(exit.success(), "{}", exit.stderr.text());
-        let result = fs::read_to_string(run.folder.join("result")).unwrap();
+        let result = fs::read_to_string(run.directory.join("result")).unwrap();
         assert_eq!(result, "XONEtwoend");
         fs::remove_file(object).unwrap();
     }
@@ -424,8 +427,8 @@ fn modules_read_streaming_input() {
             assert!(exit.success(), "{}", exit.stderr.text());
             writer.into_iter().for_each(|writer| writer.join().unwrap());
             fs::remove_file(object).unwrap();
-            let made = fs::read(run.folder.join("out")).unwrap();
-            fs::remove_dir_all(&run.folder).unwrap();
+            let made = fs::read(run.directory.join("out")).unwrap();
+            fs::remove_dir_all(&run.directory).unwrap();
             made
         });
         assert_eq!(outputs[0], outputs[1]);

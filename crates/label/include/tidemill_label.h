@@ -30,7 +30,7 @@ typedef struct tidemill_label tidemill_label;
 #define TIDEMILL_LABEL_IF_DONE 8u
 #define TIDEMILL_LABEL_IF_FAILED 16u
 
-/* Registers under a name. `mount`: NULL for the only array that is mounted on this host. `capacity`: bytes for unfinished
+/* Registers under a name. `mount`: NULL for the only cluster that is mounted on this host. `capacity`: bytes for unfinished
  * labels; 0 for 64 MiB. */
 tidemill_app *tidemill_app_register(const char *name, const char *mount, uint64_t capacity);
 /* Registers with a goal of the application. LOW_LATENCY: others see written bytes soon. BANDWIDTH: high throughput. ENERGY: few
@@ -69,7 +69,7 @@ tidemill_label *tidemill_label_copy(const tidemill_app *app, const char *path, c
                                     const tidemill_label *after);
 
 /* Kernel or stack of kernels ("a | b") with its files. Lists end with NULL and may be NULL, except `outputs`.
- * The kernel finds the files below the folder of its first output by their names relative to that folder, and all other files
+ * The kernel finds the files below the directory of its first output by their names relative to that directory, and all other files
  * by their last name; `args` use these names. */
 typedef struct tidemill_analysis {
     const char *kernel;
@@ -78,11 +78,11 @@ typedef struct tidemill_analysis {
     const char *const *outputs;
     const char *standard_input;  /* NULL, or one of `inputs` */
     const char *standard_output; /* NULL, or one of `outputs` */
-    const char *policy;          /* NULL: the intent's, or the array's */
+    const char *policy;          /* NULL: the intent's, or the cluster's */
 } tidemill_analysis;
 
 /* Runs an analysis after the writes before it are stored. The wait returns the first `result` bytes of the first output. It
- * fails with EINVAL if the array refuses the analysis, and with EIO if the analysis fails. */
+ * fails with EINVAL if the cluster refuses the analysis, and with EIO if the analysis fails. */
 tidemill_label *tidemill_label_analyse(const tidemill_app *app, const tidemill_analysis *analysis, size_t result,
                                        unsigned flags, const tidemill_label *after);
 /* The same with the job of a script. The wait returns the first `size` bytes of the file `result`, if that is not NULL. */
@@ -105,7 +105,7 @@ typedef struct tidemill_subscription tidemill_subscription;
 tidemill_subscription *tidemill_subscribe(const tidemill_app *app, const char *pattern, const char *since);
 /* Waits for the next file: without a limit if `limit_ms` is negative, else for up to `limit_ms`, after which it returns -1 with
  * ETIMEDOUT. Writes the address of the file, with a zero, to `path`, which has at least TIDEMILL_ADDRESS_BYTES; returns its length.
- * Returns -1 with EOVERFLOW once if the array has dropped the oldest arrivals. */
+ * Returns -1 with EOVERFLOW once if the cluster has dropped the oldest arrivals. */
 int64_t tidemill_subscription_next(tidemill_subscription *subscription, char *path, size_t size, int64_t limit_ms);
 /* Writes the cursor after the last returned file, with a zero. It has less than TIDEMILL_ADDRESS_BYTES bytes. Returns its length. */
 int64_t tidemill_subscription_cursor(const tidemill_subscription *subscription, char *cursor, size_t size);

@@ -8,9 +8,9 @@
 use crate::app::PUT;
 use crate::arrivals::Awaiting;
 use crate::board::{self, Board};
+use crate::directory::Directory;
 use crate::error::Error;
 use crate::execute::Files;
-use crate::folder::Folder;
 use crate::intent::Manner;
 use crate::jobs::Jobs;
 use crate::log::{Kind, Log, Record, Status};
@@ -41,43 +41,43 @@ const FEW: usize = 8;
 pub type Tell = fn(&str);
 
 /// Carries labels out until no application has existed for a while, or for ever if `stays`. Returns at once if another agent does so
-/// already. Otherwise calls `begins` with the folder of logs.
+/// already. Otherwise calls `begins` with the directory of logs.
 ///
 /// # Errors
-/// The folder of logs cannot be used.
+/// The directory of logs cannot be used.
 pub fn run(
-    folder: Option<&Path>,
+    directory: Option<&Path>,
     stays: bool,
     tell: Tell,
     begins: impl FnOnce(&Path),
 ) -> Result<(), Error> {
-    let folder = Folder::open(folder)?;
+    let directory = Directory::open(directory)?;
     let mut begins = Some(begins);
     // Modes are those that the application would set.
     rustix::process::umask(rustix::fs::Mode::empty());
-    while let Some(lock) = folder.lock()? {
+    while let Some(lock) = directory.lock()? {
         if let Some(begins) = begins.take() {
-            begins(folder.path());
+            begins(directory.path());
         }
-        serve(&folder, &lock, stays, tell)?;
+        serve(&directory, &lock, stays, tell)?;
         drop(lock);
         // An application that registered just now has seen the lock, and started no agent.
-        if logs(&folder)?.is_empty() {
+        if logs(&directory)?.is_empty() {
             break;
         }
     }
     Ok(())
 }
 
-fn logs(folder: &Folder) -> Result<Vec<PathBuf>, Error> {
-    folder.logs().map_err(|source| Error::Log {
-        path: folder.path().to_owned(),
+fn logs(directory: &Directory) -> Result<Vec<PathBuf>, Error> {
+    directory.logs().map_err(|source| Error::Log {
+        path: directory.path().to_owned(),
         source,
     })
 }
 
-fn serve(folder: &Folder, lock: &File, stays: bool, tell: Tell) -> Result<(), Error> {
-    let (bell, board) = (folder.bell()?, Arc::new(Board::open(folder.path())?));
+fn serve(directory: &Directory, lock: &File, stays: bool, tell: Tell) -> Result<(), Error> {
+    let (bell, board) = (directory.bell()?, Arc::new(Board::open(directory.path())?));
     board.forget_unseen();
     let mut stuck = Vec::new();
     let mut kept: HashMap<PathBuf, JoinHandle<()>> = HashMap::new();
@@ -86,9 +86,9 @@ fn serve(folder: &Folder, lock: &File, stays: bool, tell: Tell) -> Result<(), Er
         let rung = bell.rung();
         kept.retain(|_, thread| !thread.is_finished());
         // Otherwise the logs there belong to another agent.
-        let is_ours = folder.is_locked_by(lock);
+        let is_ours = directory.is_locked_by(lock);
         for path in is_ours
-            .then(|| logs(folder))
+            .then(|| logs(directory))
             .transpose()?
             .into_iter()
             .flatten()
@@ -97,8 +97,8 @@ fn serve(folder: &Folder, lock: &File, stays: bool, tell: Tell) -> Result<(), Er
                 continue;
             }
             match take_up(&path) {
-                // Checked again: the log may be in a folder that was created since.
-                _ if !folder.is_locked_by(lock) => break,
+                // Checked again: the log may be in a directory that was created since.
+                _ if !directory.is_locked_by(lock) => break,
                 Ok(log) => {
                     let board = board.clone();
                     let keeper = move || Keeper::new(log, board, tell).run();

@@ -9,13 +9,13 @@ use std::fmt::Write as _;
 /// Bytes that are reserved for the reason of a failed analysis.
 pub(crate) const TEXT_MAX: u64 = 1024;
 
-/// A kernel, or a stack of kernels, that is to run on files of the array. Files are addresses.
+/// A kernel, or a stack of kernels, that is to run on files of the cluster. Files are addresses.
 ///
-/// The kernel finds the files below the folder of its first output by their names relative to that folder, and all other files by their
+/// The kernel finds the files below the directory of its first output by their names relative to that directory, and all other files by their
 /// last name. Its arguments use these names.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Analysis<'a> {
-    /// Kernel as job scripts name it: built in, a file of the array, a program; `"a | b"` is a stack.
+    /// Kernel as job scripts name it: built in, a file of the cluster, a program; `"a | b"` is a stack.
     pub kernel: &'a str,
     /// Arguments of the kernel.
     pub args: &'a [&'a str],
@@ -27,7 +27,7 @@ pub struct Analysis<'a> {
     pub stdin: Option<&'a str>,
     /// The output that receives the standard output, if any.
     pub stdout: Option<&'a str>,
-    /// Placement policy: by default that of the application's intent, or of the array.
+    /// Placement policy: by default that of the application's intent, or of the cluster.
     pub policy: Option<&'a str>,
 }
 
@@ -116,7 +116,9 @@ impl Known<'_> {
     pub(crate) fn script(&self, name: &str, intent: Intent) -> Result<String, Error> {
         let first = self.outputs.first();
         let first = first.ok_or_else(|| Error::Invalid("an analysis needs an output".into()))?;
-        let workdir = first.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let workdir = first
+            .rsplit_once('/')
+            .map_or("", |(directory, _)| directory);
         let analysis = self.analysis;
         let (name, workdir) = (quoted(&name.replace('/', "-")), quoted_path(workdir));
         let mut script = format!("name = {name};\nworkdir = {workdir};\n");
@@ -146,7 +148,7 @@ impl Known<'_> {
     }
 }
 
-/// Returns a path of the array as a string of a script.
+/// Returns a path of the cluster as a string of a script.
 fn quoted_path(path: &str) -> String {
     quoted(&format!("/{path}"))
 }

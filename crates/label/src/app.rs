@@ -3,8 +3,8 @@
 use crate::analysis::{Analysis, Paths, TEXT_MAX};
 use crate::arrivals;
 use crate::board::{self, Board};
+use crate::directory::{self, Directory};
 use crate::error::Error;
-use crate::folder::{self, Folder};
 use crate::intent::Intent;
 use crate::jobs::CONTROL;
 use crate::limits::{self, Limits};
@@ -24,7 +24,7 @@ const CAPACITY: u64 = 64 << 20;
 const LABEL_MAX: u64 = 4 << 20;
 /// Interval at which a waiting call checks whether an agent runs.
 const LOOK: Duration = Duration::from_millis(100);
-/// Folder of rooms, below the mount.
+/// Directory of rooms, below the mount.
 const ROOMS: &str = "rooms";
 /// Pause of a put, before it checks again whether another application's put of the same file is stored.
 const OTHERS: Duration = Duration::from_micros(500);
@@ -50,12 +50,12 @@ const LET_GO: Duration = Duration::from_secs(3);
 /// Options of a registration.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// Mountpoint of the array; by default the only mount of this host.
+    /// Mountpoint of the cluster; by default the only mount of this host.
     pub mount: Option<PathBuf>,
     /// Bytes for unfinished labels; 0: 64 MiB.
     pub capacity: u64,
-    /// Folder of the logs; by default `TIDEMILL_LABELS`, else `/dev/shm/tidemill-labels-UID`.
-    pub folder: Option<PathBuf>,
+    /// Directory of the logs; by default `TIDEMILL_LABELS`, else `/dev/shm/tidemill-labels-UID`.
+    pub directory: Option<PathBuf>,
     /// Goal of the application.
     pub intent: Intent,
     /// Mode bits that new files do not have; by default the umask of the process.
@@ -71,7 +71,7 @@ pub struct App(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     log: Log,
-    folder: Folder,
+    directory: Directory,
     mount: PathBuf,
     starts_agent: bool,
     label_max: u64,
@@ -82,8 +82,8 @@ struct Inner {
     /// Board on which puts are visible: opened by the first put or get.
     board: OnceLock<Board>,
     root: Root,
-    /// Set once the application's folder is known to be the mountpoint of an array.
-    is_array: OnceLock<()>,
+    /// Set once the application's directory is known to be the mountpoint of a cluster.
+    is_cluster: OnceLock<()>,
 }
 
 /// A label in the format of the log.
@@ -220,7 +220,7 @@ impl<'a> Label<'a> {
         Self::new(Kind::Fence, "tidemill:/")
     }
 
-    /// Runs a kernel on files, in the array, after the writes before it are stored.
+    /// Runs a kernel on files, in the cluster, after the writes before it are stored.
     pub fn analyse(analysis: &'a Analysis<'a>) -> Self {
         Self {
             analysis: Some(analysis),
@@ -228,7 +228,7 @@ impl<'a> Label<'a> {
         }
     }
 
-    /// Runs the job of a script, in the array, after the writes before it are stored. The library does not know the files that the script
+    /// Runs the job of a script, in the cluster, after the writes before it are stored. The library does not know the files that the script
     /// reads and writes: labels that have to wait for it use `after`.
     pub fn job(script: &'a str) -> Self {
         Self {
@@ -313,16 +313,16 @@ impl App {
     /// Registers this process under a name, which users see.
     ///
     /// # Errors
-    /// There is no mount or no folder for its labels, or no agent can be started.
+    /// There is no mount or no directory for its labels, or no agent can be started.
     pub fn register(name: &str, settings: &Settings) -> Result<Self, Error> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.map_or(0, |now| now.as_nanos());
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let file = format!("{now:x}-{}-{number}.{}", std::process::id(), folder::LOG);
-        let folder = Folder::open(settings.folder.as_deref())?;
-        let log = make(&folder, &file, name, (settings, false))?;
-        Self::begin(folder, log, settings)
+        let file = format!("{now:x}-{}-{number}.{}", std::process::id(), directory::LOG);
+        let directory = Directory::open(settings.directory.as_deref())?;
+        let log = make(&directory, &file, name, (settings, false))?;
+        Self::begin(directory, log, settings)
     }
 
     /// Registers the application with a key of at least 8 letters: a new application, or one that was registered with this key and ended
@@ -338,13 +338,13 @@ impl App {
                 "{key:?} is no key: {least} to {most} letters, digits, dashes and underscores"
             )));
         }
-        let folder = Folder::open(settings.folder.as_deref())?;
-        let file = format!("key-{key}.{}", folder::LOG);
-        let path = folder.path().join(&file);
+        let directory = Directory::open(settings.directory.as_deref())?;
+        let file = format!("key-{key}.{}", directory::LOG);
+        let path = directory.path().join(&file);
         let begun = Instant::now();
         let log = loop {
             if !path.exists() {
-                break make(&folder, &file, name, (settings, true))?;
+                break make(&directory, &file, name, (settings, true))?;
             }
             match Log::take_up(&path) {
                 Ok(Some(log)) => break log,
@@ -359,27 +359,27 @@ impl App {
                 Ok(None) => std::thread::sleep(Duration::from_millis(20)),
             }
         };
-        Self::begin(folder, log, settings)
+        Self::begin(directory, log, settings)
     }
 
-    fn begin(folder: Folder, log: Log, settings: &Settings) -> Result<Self, Error> {
+    fn begin(directory: Directory, log: Log, settings: &Settings) -> Result<Self, Error> {
         let (keeps, (mount, system)) = (log.is_keyed(), log.root());
         let (mount, root) = (mount.to_owned(), Root::new(mount, system, log.umask()));
         let inner = Inner {
             label_max: LABEL_MAX.min(log.capacity() / 4),
             ring: Mutex::new(Ring::of(&log, keeps)?),
             log,
-            folder,
+            directory,
             mount,
             keeps,
             starts_agent: !settings.no_agent,
             notices: Mutex::default(),
             board: OnceLock::new(),
-            is_array: OnceLock::new(),
+            is_cluster: OnceLock::new(),
             root,
         };
         inner.find_agent()?;
-        inner.folder.bell()?.ring();
+        inner.directory.bell()?.ring();
         Ok(Self(Arc::new(inner)))
     }
 
@@ -516,7 +516,7 @@ impl App {
         Settings {
             mount: Some(inner.mount.clone()),
             capacity: inner.log.capacity(),
-            folder: Some(inner.folder.path().to_owned()),
+            directory: Some(inner.directory.path().to_owned()),
             intent: inner.log.intent(),
             umask: Some(inner.log.umask()),
             no_agent: !inner.starts_agent,
@@ -529,11 +529,11 @@ impl App {
 
     /// Returns the pattern of paths below the mount for a pattern of addresses.
     pub(crate) fn pattern<'a>(&self, pattern: &'a str) -> Result<Cow<'a, str>, Error> {
-        self.0.need_array()?;
+        self.0.need_cluster()?;
         self.0.path(pattern)
     }
 
-    /// Returns the folder that addresses are relative to.
+    /// Returns the directory that addresses are relative to.
     #[must_use]
     pub fn mount(&self) -> &Path {
         &self.0.mount
@@ -566,7 +566,7 @@ fn check_name(name: &str) -> Result<(), Error> {
 
 /// Creates the log of an application.
 fn make(
-    folder: &Folder,
+    directory: &Directory,
     file: &str,
     name: &str,
     (settings, keyed): (&Settings, bool),
@@ -574,20 +574,20 @@ fn make(
     check_name(name)?;
     let mount = match &settings.mount {
         Some(mount) => mount.clone(),
-        None => folder::mounted()?,
+        None => directory::mounted()?,
     };
     let at = |source| Error::Mount(format!("{}: {source}", mount.display()));
     let mount = mount.canonicalize().map_err(at)?;
-    let system = folder::system(&mount).map_err(at)?;
+    let system = directory::system(&mount).map_err(at)?;
     let limits = Limits::read(Path::new(limits::FILE))?;
-    let (capacity, _lock) = limits.allow(folder, settings.capacity, CAPACITY)?;
+    let (capacity, _lock) = limits.allow(directory, settings.capacity, CAPACITY)?;
     let terms = Terms {
         capacity,
         intent: settings.intent,
         umask: settings.umask,
         keyed,
     };
-    Log::make(&folder.path().join(file), name, (&mount, system), terms)
+    Log::make(&directory.path().join(file), name, (&mount, system), terms)
 }
 
 impl Inner {
@@ -622,8 +622,8 @@ impl Inner {
     }
 
     fn find_agent(&self) -> Result<(), Error> {
-        if self.starts_agent && !self.folder.has_agent() {
-            self.folder.start_agent()?;
+        if self.starts_agent && !self.directory.has_agent() {
+            self.directory.start_agent()?;
         }
         Ok(())
     }
@@ -631,7 +631,7 @@ impl Inner {
     /// Returns the path below the mount for an address.
     fn path<'a>(&self, address: &'a str) -> Result<Cow<'a, str>, Error> {
         if let Some(inside) = address.strip_prefix("room:/") {
-            self.need_array()?;
+            self.need_cluster()?;
             let inside = Path::new(inside).components();
             let plain = inside
                 .clone()
@@ -661,7 +661,7 @@ impl Inner {
             _ => {
                 let mount = self.mount.display();
                 Err(Error::Invalid(format!(
-                    "{address:?} is no address: tidemill:/PATH, room:/ROOM/FILE, or a path below {mount}, where the array is mounted; without .."
+                    "{address:?} is no address: tidemill:/PATH, room:/ROOM/FILE, or a path below {mount}, where the cluster is mounted; without .."
                 )))
             }
         }
@@ -721,20 +721,20 @@ impl Inner {
         Ok(said)
     }
 
-    /// Refuses requests that need the array itself, if the application has a folder inside an array.
-    fn need_array(&self) -> Result<(), Error> {
-        if self.is_array.get().is_some() || self.mount.join(CONTROL).is_dir() {
-            self.is_array.get_or_init(|| ());
+    /// Refuses requests that need the cluster itself, if the application has a directory inside a cluster.
+    fn need_cluster(&self) -> Result<(), Error> {
+        if self.is_cluster.get().is_some() || self.mount.join(CONTROL).is_dir() {
+            self.is_cluster.get_or_init(|| ());
             return Ok(());
         }
         let mount = self.mount.display();
         Err(Error::Invalid(format!(
-            "{mount} is not where an array is mounted: register with that for rooms, jobs, and labels that wait for files"
+            "{mount} is not where a cluster is mounted: register with that for rooms, jobs, and labels that wait for files"
         )))
     }
 
     fn ask_arrivals<'a>(&self, label: &Label<'a>, after: u64) -> Result<Said<'a>, Error> {
-        self.need_array()?;
+        self.need_cluster()?;
         let pattern = self.path(label.path)?;
         let since = match label.other {
             "" => arrivals::now(&self.mount, &pattern)?,
@@ -754,7 +754,7 @@ impl Inner {
     }
 
     fn ask_job<'a>(&self, label: &Label<'a>, after: u64) -> Result<Said<'a>, Error> {
-        self.need_array()?;
+        self.need_cluster()?;
         let result = match label.path {
             "" => Cow::Borrowed(""),
             path => self.path(path)?,
@@ -782,7 +782,7 @@ impl Inner {
         if let Some(board) = self.board.get() {
             return Ok(board);
         }
-        let board = Board::open(self.folder.path())?;
+        let board = Board::open(self.directory.path())?;
         Ok(self.board.get_or_init(|| board))
     }
 

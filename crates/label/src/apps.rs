@@ -1,7 +1,7 @@
 //! List of the registered applications. It only reads logs.
 
+use crate::directory::Directory;
 use crate::error::Error;
-use crate::folder::Folder;
 pub use crate::log::Drew;
 use crate::log::Log;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub struct Application {
     pub pid: u32,
     /// Whether that process still has the application registered.
     pub runs: bool,
-    /// Mountpoint of its array.
+    /// Mountpoint of its cluster.
     pub mount: PathBuf,
     /// Number of labels since the registration.
     pub labels: u64,
@@ -36,8 +36,8 @@ pub struct Application {
 pub struct Applications {
     /// Process of the agent, if one runs.
     pub agent: Option<u32>,
-    /// Folder of the logs.
-    pub folder: PathBuf,
+    /// Directory of the logs.
+    pub directory: PathBuf,
     /// Applications in the order of their registration.
     pub applications: Vec<Application>,
     /// Logs that cannot be carried out; the agent's log has the reason.
@@ -47,19 +47,19 @@ pub struct Applications {
 /// Returns the applications of this user.
 ///
 /// # Errors
-/// The folder of logs cannot be used.
-pub fn list(folder: Option<&Path>) -> Result<Applications, Error> {
-    let folder = Folder::open(folder)?;
+/// The directory of logs cannot be used.
+pub fn list(directory: Option<&Path>) -> Result<Applications, Error> {
+    let directory = Directory::open(directory)?;
     let read = |source| Error::Log {
-        path: folder.path().to_owned(),
+        path: directory.path().to_owned(),
         source,
     };
     let mut all = Applications {
-        agent: folder.agent(),
-        folder: folder.path().to_owned(),
+        agent: directory.agent(),
+        directory: directory.path().to_owned(),
         ..Applications::default()
     };
-    for path in folder.logs().map_err(read)? {
+    for path in directory.logs().map_err(read)? {
         // The application may have ended in the meantime.
         let Ok(log) = Log::open(&path) else { continue };
         let (labels, bytes, failed) = log.counts();
@@ -76,7 +76,7 @@ pub fn list(folder: Option<&Path>) -> Result<Applications, Error> {
             drew: log.drawn(),
         });
     }
-    for entry in std::fs::read_dir(folder.path()).map_err(read)? {
+    for entry in std::fs::read_dir(directory.path()).map_err(read)? {
         let path = entry.map_err(read)?.path();
         if path.extension().is_some_and(|end| end == "bad") {
             all.damaged.push(path);

@@ -1,6 +1,6 @@
 //! Arriving files: the questions of labels that wait for them, and a stream of all arrivals (next: `mount/src/fs/control/arrivals.rs`).
 //!
-//! The mount's control folder has a file for it, [`FILE`]: a question is written to it, and a read waits for the answer.
+//! The mount's control directory has a file for it, [`FILE`]: a question is written to it, and a read waits for the answer.
 
 use crate::agent::Tell;
 use crate::analysis::TEXT_MAX;
@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 const FILE: &str = "arrivals";
 /// Maximum number of labels of an application that wait for files at the same time.
 pub(crate) const AWAITED_MAX: usize = 64;
-/// Number of arrivals in one answer: as many as the array sends.
+/// Number of arrivals in one answer: as many as the cluster sends.
 const MANY: u64 = 0;
-/// Room for the answer to a label: one path, or all arrivals that the array sends at once.
+/// Room for the answer to a label: one path, or all arrivals that the cluster sends at once.
 pub(crate) const ONE_BYTES: u64 = 4096 + 64;
 const MANY_BYTES: u64 = 64 << 10;
 /// Room for labels of a stream.
@@ -54,7 +54,7 @@ pub struct Subscription {
     ready: VecDeque<Arrival>,
 }
 
-/// Answer of the array.
+/// Answer of the cluster.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Answer {
     cursor: String,
@@ -101,21 +101,21 @@ fn ask(mut file: File, limit: u64, since: &str, pattern: &str) -> std::io::Resul
     Ok(answer)
 }
 
-fn folder() -> PathBuf {
+fn directory() -> PathBuf {
     let user = rustix::process::geteuid().as_raw();
     format!("{CONTROL}/{user}").into()
 }
 
-/// Returns the present cursor of the array on `mount`, or an error if the pattern is invalid.
+/// Returns the present cursor of the cluster on `mount`, or an error if the pattern is invalid.
 pub(crate) fn now(mount: &std::path::Path, pattern: &str) -> Result<String, Error> {
-    let folder = mount.join(folder());
+    let directory = mount.join(directory());
     let opened = File::options()
         .read(true)
         .write(true)
-        .open(folder.join(FILE));
+        .open(directory.join(FILE));
     let answer = opened.and_then(|file| ask(file, MANY, "", pattern));
     let answer = answer.map_err(|source| {
-        let said = std::fs::read_to_string(folder.join("last-error"));
+        let said = std::fs::read_to_string(directory.join("last-error"));
         match said {
             Ok(said) if source.kind() == std::io::ErrorKind::InvalidInput && !said.is_empty() => {
                 Error::Invalid(said.trim().to_owned())
@@ -195,7 +195,7 @@ fn wait(log: &Log, root: &Root, record: &Record, (up, tell): (&Given, Tell)) {
         if *up.lock().unwrap_or_else(PoisonError::into_inner) {
             return;
         }
-        let file = root.open_file(&folder().join(FILE), OFlags::RDWR);
+        let file = root.open_file(&directory().join(FILE), OFlags::RDWR);
         let outcome = match file.and_then(|file| ask(file, record.offset, &since, pattern)) {
             Ok(bytes) => match Answer::of(&bytes) {
                 Some(answer) if answer.arrivals.is_empty() && !answer.missed => {
@@ -219,11 +219,11 @@ fn wait(log: &Log, root: &Root, record: &Record, (up, tell): (&Given, Tell)) {
     }
 }
 
-/// Returns the reason of a refusal, in the array's words if there are any.
+/// Returns the reason of a refusal, in the cluster's words if there are any.
 fn why(root: &Root, pattern: &str, error: &std::io::Error) -> String {
     let said = || {
         let mut said = String::new();
-        let file = root.open_file(&folder().join("last-error"), OFlags::RDONLY);
+        let file = root.open_file(&directory().join("last-error"), OFlags::RDONLY);
         file.ok()?.take(TEXT_MAX).read_to_string(&mut said).ok()?;
         Some(said.trim().to_owned())
     };
@@ -238,7 +238,7 @@ fn told(record: &Record, answer: Answer, bytes: Vec<u8>) -> Result<Vec<u8>, (Err
         return Ok(bytes);
     }
     if answer.missed {
-        let why = "what came first is not known any more: the array remembers a bounded number of arrivals";
+        let why = "what came first is not known any more: the cluster remembers a bounded number of arrivals";
         return Err((Errno::OVERFLOW, why.into()));
     }
     let first = answer.arrivals.into_iter().next();
@@ -287,7 +287,7 @@ impl App {
     /// at a cursor from an [`Arrival`] or [`Subscription::cursor`]: then no later arrival is missed.
     ///
     /// # Errors
-    /// The pattern is invalid, or the array cannot be asked.
+    /// The pattern is invalid, or the cluster cannot be asked.
     pub fn subscribe(&self, pattern: &str, since: Option<&str>) -> Result<Subscription, Error> {
         let settings = Settings {
             capacity: CAPACITY,
@@ -312,7 +312,7 @@ impl Subscription {
     /// Returns the next arrival. Waits for it, for up to `limit` if given.
     ///
     /// # Errors
-    /// With [`Error::Timeout`], after which the call can be repeated. With [`Error::Missed`] once, if the array has dropped the oldest
+    /// With [`Error::Timeout`], after which the call can be repeated. With [`Error::Missed`] once, if the cluster has dropped the oldest
     /// arrivals: the stream then continues with the known ones.
     pub fn next(&mut self, limit: Option<Duration>) -> Result<Arrival, Error> {
         loop {

@@ -7,8 +7,8 @@
 //! unusable entry, which the agent frees.
 
 use crate::app::PUT;
+use crate::directory::LOG;
 use crate::error::Error;
-use crate::folder::LOG;
 use crate::log::{self, Kind, Log, Map, Record, Status};
 use rustix::thread::futex;
 use std::collections::HashMap;
@@ -69,13 +69,15 @@ struct Told {
 
 pub(crate) struct Board {
     map: Map,
-    folder: PathBuf,
+    directory: PathBuf,
     logs: Mutex<HashMap<[u64; NAME_WORDS], Arc<Log>>>,
 }
 
 impl std::fmt::Debug for Board {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Board").field("in", &self.folder).finish()
+        f.debug_struct("Board")
+            .field("in", &self.directory)
+            .finish()
     }
 }
 
@@ -110,15 +112,15 @@ fn name(words: &[u64; NAME_WORDS]) -> Option<String> {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let text = bytes.split(|&byte| byte == 0).next()?;
     let name = String::from_utf8(text.to_vec()).ok()?;
-    // The memory may contain any bytes: the name must not lead out of the folder.
+    // The memory may contain any bytes: the name must not lead out of the directory.
     let is_log = Path::new(&name).extension().is_some_and(|end| end == LOG);
     (is_log && !name.contains('/')).then_some(name)
 }
 
 impl Board {
-    /// Opens the board of a folder of logs. The content of its file is not trusted: each entry is checked.
-    pub(crate) fn open(folder: &Path) -> Result<Self, Error> {
-        let path = folder.join(NAME);
+    /// Opens the board of a directory of logs. The content of its file is not trusted: each entry is checked.
+    pub(crate) fn open(directory: &Path) -> Result<Self, Error> {
+        let path = directory.join(NAME);
         let at = |source: std::io::Error| Error::Log {
             path: path.clone(),
             source,
@@ -131,7 +133,7 @@ impl Board {
         rustix::fs::fallocate(&file, all, 0, bytes as u64).map_err(|errno| at(errno.into()))?;
         Ok(Self {
             map: Map::of(&file, bytes, true).map_err(at)?,
-            folder: folder.to_owned(),
+            directory: directory.to_owned(),
             logs: Mutex::default(),
         })
     }
@@ -193,7 +195,7 @@ impl Board {
         if let Some(log) = logs.get(words) {
             return Some(log.clone());
         }
-        let log = Arc::new(Log::look(&self.folder.join(name(words)?)).ok()?);
+        let log = Arc::new(Log::look(&self.directory.join(name(words)?)).ok()?);
         if logs.len() >= LOGS_MAX {
             logs.clear();
         }

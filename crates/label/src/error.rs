@@ -18,9 +18,9 @@ pub enum Error {
     /// The job of the label was refused, or failed.
     #[error("the analysis failed: {why}")]
     Analysis {
-        /// Errno: `EINVAL` if the array refused the job, `EIO` if it failed.
+        /// Errno: `EINVAL` if the cluster refused the job, `EIO` if it failed.
         errno: i32,
-        /// Answer of the array.
+        /// Answer of the cluster.
         why: String,
     },
     /// The label cannot wait for files.
@@ -31,9 +31,9 @@ pub enum Error {
         /// Reason of the failure.
         why: String,
     },
-    /// The oldest arrivals that a subscription asks for are so old that the array has dropped them.
+    /// The oldest arrivals that a subscription asks for are so old that the cluster has dropped them.
     #[error(
-        "some arrivals are not known any more: the array remembers a bounded number of arrivals; ask again to continue with the known arrivals"
+        "some arrivals are not known any more: the cluster remembers a bounded number of arrivals; ask again to continue with the known arrivals"
     )]
     Missed,
     /// The label was cancelled before it began.
@@ -82,7 +82,7 @@ pub enum Error {
         /// Reason of the failure.
         why: String,
     },
-    /// No array is mounted here, or several are.
+    /// No cluster is mounted here, or several are.
     #[error("{0}")]
     Mount(String),
     /// The time limit is over. The label still exists.

@@ -1,4 +1,4 @@
-//! Labels that are jobs of the array: submitted, watched and cancelled through the mount's control folder, as by any user (next:
+//! Labels that are jobs of the cluster: submitted, watched and cancelled through the mount's control directory, as by any user (next:
 //! `mount/src/fs/control/submit.rs`).
 
 use crate::agent::Tell;
@@ -24,10 +24,10 @@ const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(200);
 /// Time that a mount may take to see a result.
 const HEARD_AFTER: Duration = Duration::from_secs(5);
-/// Largest file of the control folder that is read, in bytes.
+/// Largest file of the control directory that is read, in bytes.
 const CONTROL_MAX: u64 = 64 << 20;
 
-/// The control folder, below the mount.
+/// The control directory, below the mount.
 pub(crate) const CONTROL: &str = ".tidemill";
 
 /// Failure of a job: an errno, and a text.
@@ -136,10 +136,10 @@ fn failed(error: &Error, what: &str) -> Failure {
     (errno, format!("{what}: {error}"))
 }
 
-/// The control folder, as this user sees it.
+/// The control directory, as this user sees it.
 struct Control {
     root: Arc<Root>,
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl Control {
@@ -147,7 +147,7 @@ impl Control {
         let user = rustix::process::geteuid().as_raw();
         Self {
             root,
-            folder: format!("{CONTROL}/{user}").into(),
+            directory: format!("{CONTROL}/{user}").into(),
         }
     }
 
@@ -155,7 +155,7 @@ impl Control {
         patiently(|| {
             let file = self
                 .root
-                .open_file(&self.folder.join(name), OFlags::RDONLY)?;
+                .open_file(&self.directory.join(name), OFlags::RDONLY)?;
             let mut text = Vec::new();
             file.take(CONTROL_MAX).read_to_end(&mut text)?;
             Ok(String::from_utf8_lossy(&text).into_owned())
@@ -164,7 +164,7 @@ impl Control {
 
     fn say(&self, name: &str, line: &str) -> Result<()> {
         patiently(|| {
-            let path = self.folder.join(name);
+            let path = self.directory.join(name);
             let mut file = self.root.open_file(&path, OFlags::WRONLY)?;
             file.write_all(format!("{line}\n").as_bytes())
         })
@@ -188,7 +188,7 @@ impl Control {
                         .replace(&format!("{shown}:"), "script:")
                         .trim()
                         .to_owned(),
-                    false => "the array refused the job".to_owned(),
+                    false => "the cluster refused the job".to_owned(),
                 };
                 return Err((Errno::INVAL.raw_os_error(), why));
             }

@@ -12,7 +12,7 @@
 //! let step = vec![0_u8; 1 << 20];
 //! let written = app.publish(&Label::write("tidemill:/run/step-1", 0, &step))?;
 //! // … the computation continues …
-//! written.wait()?; // stored in the array, visible to all
+//! written.wait()?; // stored in the cluster, visible to all
 //! # Ok::<(), tidemill_label::Error>(())
 //! ```
 
@@ -23,9 +23,9 @@ pub mod apps;
 mod arrivals;
 mod board;
 pub mod c;
+mod directory;
 mod error;
 mod execute;
-mod folder;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -43,6 +43,6 @@ pub mod shuffle;
 pub use analysis::Analysis;
 pub use app::{App, Label, Settings, Ticket, wait_all, wait_any, wait_some};
 pub use arrivals::{Arrival, Subscription};
+pub use directory::mounts;
 pub use error::Error;
-pub use folder::mounts;
 pub use intent::Intent;

@@ -1,8 +1,8 @@
 //! Limits that the host's administrator sets for the logs of each user. The library enforces them. A log is the user's own file, so only
 //! the system limits a program that does not use the library.
 
+use crate::directory::Directory;
 use crate::error::Error;
-use crate::folder::Folder;
 use crate::log::HEADER;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
@@ -59,7 +59,7 @@ impl Limits {
     /// exists.
     pub(crate) fn allow(
         &self,
-        folder: &Folder,
+        directory: &Directory,
         asked: u64,
         default: u64,
     ) -> Result<(u64, Option<File>), Error> {
@@ -80,15 +80,15 @@ impl Limits {
             return Ok((room, None));
         }
         let at = |source| Error::Log {
-            path: folder.path().to_owned(),
+            path: directory.path().to_owned(),
             source,
         };
         let mut how = File::options();
         let how = how.write(true).create(true).truncate(false);
-        let lock = how.open(folder.path().join(LOCK)).map_err(at)?;
+        let lock = how.open(directory.path().join(LOCK)).map_err(at)?;
         flock(&lock, FlockOperation::LockExclusive).map_err(|errno| at(errno.into()))?;
         let mut used = room;
-        for log in folder.logs().map_err(at)? {
+        for log in directory.logs().map_err(at)? {
             // The log may have been removed in the meantime.
             let length = log.metadata().map_or(0, |is| is.len());
             used = used.saturating_add(length.saturating_sub(HEADER));
@@ -122,14 +122,14 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let mode = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(place.path(), mode).unwrap();
-        let folder = Folder::open(Some(place.path())).unwrap();
+        let directory = Directory::open(Some(place.path())).unwrap();
         let file = place.path().join("labels.conf");
         let read = |text: &str| {
             std::fs::write(&file, text).unwrap();
             Limits::read(&file)
         };
         let none = Limits::read(&place.path().join("none")).unwrap();
-        assert_eq!(none.allow(&folder, 1 << 36, 1 << 20).unwrap().0, 1 << 36);
+        assert_eq!(none.allow(&directory, 1 << 36, 1 << 20).unwrap().0, 1 << 36);
         for wrong in [
             "room-max",
             "room-max = many",
@@ -141,7 +141,11 @@ mod tests {
             assert!(why.contains("labels.conf:2"), "{why}");
         }
         let limits = read("room-max = 1MiB # each\n\nsum-max=2560 KiB\n").unwrap();
-        let allow = |asked| limits.allow(&folder, asked, 64 << 20).map(|(room, _)| room);
+        let allow = |asked| {
+            limits
+                .allow(&directory, asked, 64 << 20)
+                .map(|(room, _)| room)
+        };
         assert_eq!(allow(0).unwrap(), 1 << 20);
         assert_eq!(allow((1 << 20) + 1).unwrap_err().errno(), 122);
         for name in ["a.labels", "b.labels"] {

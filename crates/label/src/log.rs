@@ -6,8 +6,8 @@
 //! of the ring: a filler record takes the remaining space.
 
 use crate::app::{DURABLE, IF_DONE, IF_FAILED, PART};
+use crate::directory::lies_at;
 use crate::error::Error;
-use crate::folder::lies_at;
 use crate::intent::Intent;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -84,7 +84,7 @@ pub(crate) enum Kind {
     Move,
     /// No request except its place in the order.
     Fence,
-    /// A job of the array: `offset` bytes of its script, then room for its result. Its paths are those of [`Paths`].
+    /// A job of the cluster: `offset` bytes of its script, then room for its result. Its paths are those of [`Paths`].
     Analyse,
     Copy,
     /// Waits for arriving files: at most `offset` of them, 0 for as many as fit. Its paths are a pattern and a cursor.
@@ -157,7 +157,7 @@ struct Head {
     unknown: AtomicU64,
 }
 
-/// Energy that runs of kernels used above the idle power of their nodes, as the array estimates it.
+/// Energy that runs of kernels used above the idle power of their nodes, as the cluster estimates it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drew {
     /// Energy of the runs with a known value, in millionths of a joule.
@@ -186,7 +186,7 @@ struct RecordHead {
 const _: () = assert!(size_of::<RecordHead>() == 64 && size_of::<Head>() <= NAME_AT);
 const NAME_AT: usize = 512;
 const ROOT_AT: usize = 1024;
-/// Maximum length of the path of the folder that all others are below, in bytes.
+/// Maximum length of the path of the directory that all others are below, in bytes.
 pub(crate) const ROOT_MAX: usize = 3072;
 
 /// Memory of a file that several processes map.
@@ -285,7 +285,7 @@ impl Record {
         )
     }
 
-    /// Whether the array carries it out, and not the agent.
+    /// Whether the cluster carries it out, and not the agent.
     pub(crate) fn is_job(&self) -> bool {
         self.kind == Kind::Analyse
     }
@@ -442,7 +442,7 @@ impl Log {
         Ok(Some(log))
     }
 
-    /// Whether it is the file at its path. Its folder may have been removed, and created again.
+    /// Whether it is the file at its path. Its directory may have been removed, and created again.
     pub(crate) fn lies_there(&self) -> bool {
         lies_at(&self.file, self.path())
     }
@@ -537,7 +537,7 @@ impl Log {
         String::from_utf8_lossy(name).into_owned()
     }
 
-    /// Returns the folder that paths are relative to, and the type of its file system.
+    /// Returns the directory that paths are relative to, and the type of its file system.
     pub(crate) fn root(&self) -> (&Path, u64) {
         let head = self.head();
         let root = self.text(&head.root_length, ROOT_AT, ROOT_MAX);
@@ -994,7 +994,7 @@ impl Asked<'_> {
     }
 }
 
-/// Wakes the agent of a folder when an application has registered there.
+/// Wakes the agent of a directory when an application has registered there.
 pub(crate) struct Bell(Map);
 
 impl Bell {

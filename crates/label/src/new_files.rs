@@ -1,6 +1,6 @@
 //! Many new small files, created by one call of the mount (next: `mount/src/fs/control/new_files.rs`).
 //!
-//! A file that cannot be created in this way is written as a single file, which reports the reason: its name exists, its folder is not
+//! A file that cannot be created in this way is written as a single file, which reports the reason: its name exists, its directory is not
 //! writable, a node is full or the mount is unreachable. So the outcome of an unanswered call need not be known: a label that is
 //! carried out again writes the same bytes to the same place.
 
@@ -31,10 +31,10 @@ const CALL_BYTES_FULL: usize = 512 << 10;
 /// Bytes of a call, and of a file in it, in addition to its name and its data.
 const HEAD: usize = 12;
 const FILE_HEAD: usize = 20;
-/// The inode of a mount's root, and the maximum depth of an application's folder below it.
+/// The inode of a mount's root, and the maximum depth of an application's directory below it.
 const ROOT: u64 = 1;
 const DEPTH_MAX: usize = 64;
-/// Flags of folders that look-ups start from.
+/// Flags of directories that look-ups start from.
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// The mount's file that takes calls: one open file for each calling thread.
@@ -61,15 +61,15 @@ pub(crate) fn fits(log: &Log, records: &[Record]) -> bool {
     named && end <= DATA_BYTES_MAX
 }
 
-/// Returns the folder of a path and the name in it, if it has one.
+/// Returns the directory of a path and the name in it, if it has one.
 fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     let at = path.iter().rposition(|&byte| byte == b'/');
-    let (folder, name) = match at {
+    let (directory, name) = match at {
         Some(at) => (&path[..at], &path[at + 1..]),
         None => (&b""[..], path),
     };
     let named = !name.is_empty() && name != b"." && name != b"..";
-    named.then_some((folder, name))
+    named.then_some((directory, name))
 }
 
 impl Calls {
@@ -107,16 +107,16 @@ fn open(root: &Root) -> Result<Opened> {
     Ok((file, device))
 }
 
-/// Returns the root of the mount: the application's folder may be inside it, where any user can create a folder like the control folder.
+/// Returns the root of the mount: the application's directory may be inside it, where any user can create a directory like the control directory.
 fn top(root: &Root) -> Result<OwnedFd> {
-    let mut folder = root.open()?;
-    let (mount, mut inode) = device(&folder)?;
+    let mut directory = root.open()?;
+    let (mount, mut inode) = device(&directory)?;
     for _ in 0..DEPTH_MAX {
         if inode == ROOT {
-            return Ok(folder);
+            return Ok(directory);
         }
-        folder = openat(&folder, c"..", DIRECTORY, Mode::empty())?;
-        let above = device(&folder)?;
+        directory = openat(&directory, c"..", DIRECTORY, Mode::empty())?;
+        let above = device(&directory)?;
         if above.0 != mount {
             break;
         }
@@ -132,16 +132,16 @@ fn device(file: impl AsFd) -> Result<(u64, u64)> {
     Ok((makedev(is.stx_dev_major, is.stx_dev_minor), is.stx_ino))
 }
 
-/// Returns the inode of a folder, if it is on that device and may be reached.
-fn folder(root: &Root, path: &[u8], wanted: u64) -> Option<u64> {
+/// Returns the inode of a directory, if it is on that device and may be reached.
+fn directory(root: &Root, path: &[u8], wanted: u64) -> Option<u64> {
     let root = root.open().ok()?;
-    let folder = if path.is_empty() {
+    let directory = if path.is_empty() {
         root
     } else {
         let path = Path::new(OsStr::from_bytes(path));
         openat(&root, path, DIRECTORY, Mode::empty()).ok()?
     };
-    let (device, inode) = device(&folder).ok()?;
+    let (device, inode) = device(&directory).ok()?;
     (device == wanted).then_some(inode)
 }
 
@@ -153,7 +153,7 @@ fn call(
     files: &[Vec<Record>],
     device: u64,
 ) -> (Vec<u8>, usize, Vec<usize>) {
-    let mut folders: HashMap<&[u8], Option<u64>> = HashMap::new();
+    let mut directories: HashMap<&[u8], Option<u64>> = HashMap::new();
     let (mut call, mut held) = (vec![0; HEAD], Vec::new());
     let mut taken = 0;
     for records in files.iter().take(FILES_MAX) {
@@ -165,9 +165,9 @@ fn call(
         let Some((path, name)) = records.first().and_then(|first| split(log.paths(first))) else {
             continue;
         };
-        let inode = folders
+        let inode = directories
             .entry(path)
-            .or_insert_with(|| folder(root, path, device));
+            .or_insert_with(|| directory(root, path, device));
         let Some(inode) = *inode else { continue };
         held.push(at);
         let size: u64 = records.iter().map(|record| record.size).sum();

@@ -1,4 +1,4 @@
-//! The folder that an array is mounted on. Operations wait for an unreachable array (next: `mount/src/fuse/mod.rs`).
+//! The directory that a cluster is mounted on. Operations wait for an unreachable cluster (next: `mount/src/fuse/mod.rs`).
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, makedev, openat, statx};
 use rustix::io::Errno;
@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// The folder that paths are below.
+/// The directory that paths are below.
 #[derive(Debug)]
 pub(crate) struct Root {
     path: PathBuf,
@@ -24,7 +24,7 @@ pub(crate) struct Root {
     known: AtomicU64,
 }
 
-/// Repeats an operation while the array is unreachable: for an asynchronous request no other process could repeat it.
+/// Repeats an operation while the cluster is unreachable: for an asynchronous request no other process could repeat it.
 pub(crate) fn patiently<T>(mut operation: impl FnMut() -> Result<T>) -> Result<T> {
     let (begun, mut pause) = (Instant::now(), PAUSE_MIN);
     loop {
@@ -63,7 +63,7 @@ impl Root {
         }
     }
 
-    /// Opens the folder itself: never the folder below a mount that has ended.
+    /// Opens the directory itself: never the directory below a mount that has ended.
     pub(crate) fn open(&self) -> Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = openat(CWD, &self.path, flags, Mode::empty())?;

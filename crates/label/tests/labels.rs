@@ -1,4 +1,4 @@
-//! Labels in a folder of this host: the agent needs no array for them.
+//! Labels in a directory of this host: the agent needs no cluster for them.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -51,15 +51,15 @@ fn labels_write_read_rename_and_remove_in_order() {
 #[test]
 fn failed_label_reports_reason_and_others_succeed() {
     let (place, app) = with_agent();
-    fs::create_dir(place.files().join("folder")).unwrap();
+    fs::create_dir(place.files().join("directory")).unwrap();
     let labels = [
         Label::write("tidemill:/none/x", 0, b"x"),
-        Label::write("tidemill:/folder", 0, b"x"),
+        Label::write("tidemill:/directory", 0, b"x"),
         Label::read("tidemill:/none", 0, 1),
         Label::delete("tidemill:/none"),
         Label::rename("tidemill:/none", "tidemill:/other"),
         Label::copy("tidemill:/none", "tidemill:/other"),
-        Label::copy("tidemill:/folder", "tidemill:/other"),
+        Label::copy("tidemill:/directory", "tidemill:/other"),
         Label::write("tidemill:/fine", 0, b"fine"),
     ];
     let tickets = labels
@@ -74,12 +74,12 @@ fn failed_label_reports_reason_and_others_succeed() {
     let none = "No such file or directory (os error 2)";
     let expected = [
         format!("can't write {root}none/x: {none}"),
-        format!("can't write {root}folder: Is a directory (os error 21)"),
+        format!("can't write {root}directory: Is a directory (os error 21)"),
         format!("can't read {root}none: {none}"),
         format!("can't remove {root}none: {none}"),
         format!("can't rename {root}none: {none}"),
         format!("can't copy {root}none: {none}"),
-        format!("can't copy {root}folder: Invalid argument (os error 22)"),
+        format!("can't copy {root}directory: Invalid argument (os error 22)"),
     ];
     for (said, expected) in said.iter().zip(&expected) {
         assert_eq!(said.as_ref().unwrap_err(), expected);
@@ -109,7 +109,7 @@ fn failed_label_reports_reason_and_others_succeed() {
         Label::copy("tidemill:/x", "tidemill:///x"),
         Label::rename("tidemill:/x", "/etc/passwd"),
         Label::write(&long, 0, b"x"),
-        // No array is mounted there.
+        // No cluster is mounted there.
         Label::job("name = \"x\";"),
         Label::analyse(&Analysis::default()),
     ] {
@@ -271,12 +271,12 @@ fn corrupt_log_is_set_aside_and_others_continue() {
 }
 
 #[test]
-fn folder_readable_by_others_is_refused() {
+fn directory_readable_by_others_is_refused() {
     let place = Place::new();
     fs::set_permissions(place.logs(), fs::Permissions::from_mode(0o755)).unwrap();
     let settings = Settings {
         mount: Some(place.files()),
-        folder: Some(place.logs()),
+        directory: Some(place.logs()),
         no_agent: true,
         ..Settings::default()
     };
@@ -500,7 +500,7 @@ fn application_resumes_by_its_key() {
     let place = Place::new();
     let settings = Settings {
         mount: Some(place.files()),
-        folder: Some(place.logs()),
+        directory: Some(place.logs()),
         capacity: 1 << 16,
         umask: Some(0o077),
         no_agent: true,

@@ -80,8 +80,8 @@ fn get_waits_for_put_or_file() {
         .unwrap_err();
     assert_eq!(errno(&error), Some(2));
     assert!(begun.elapsed() >= Duration::from_millis(50));
-    fs::create_dir(place.files().join("folder")).unwrap();
-    let error = reader.get("tidemill:/folder", SOON).unwrap_err();
+    fs::create_dir(place.files().join("directory")).unwrap();
+    let error = reader.get("tidemill:/directory", SOON).unwrap_err();
     assert_eq!(errno(&error), Some(21), "{error}");
     for address in ["tidemill:/../x", "a", "room:/r/x"] {
         let error = reader.get(address, NOW).unwrap_err();

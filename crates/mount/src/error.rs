@@ -24,7 +24,7 @@ pub enum Error {
     },
     /// Another file system is mounted on the mountpoint.
     #[error(
-        "can't mount on {path}: {by} is mounted there already; unmount that first, or choose another folder"
+        "can't mount on {path}: {by} is mounted there already; unmount that first, or choose another directory"
     )]
     Taken {
         /// The mountpoint.
@@ -35,7 +35,7 @@ pub enum Error {
     /// The mountpoint holds files.
     #[error(
         "can't mount on {path}: it holds files that the mount would hide, as {name}; they may have been \
-         written while nothing was mounted: move them away and copy them in afterwards, or choose another folder"
+         written while nothing was mounted: move them away and copy them in afterwards, or choose another directory"
     )]
     Files {
         /// The mountpoint.
@@ -54,24 +54,26 @@ pub enum Error {
         /// Error of the last attempt.
         why: String,
     },
-    /// The folder of the socket belongs to another user, or others may change it.
+    /// The directory of the socket belongs to another user, or others may change it.
     #[error(
-        "{path} is not a folder that only this user can change: remove it, or choose another with --folder"
+        "{path} is not a directory that only this user can change: remove it, or choose another with --data-dir"
     )]
-    Folder {
-        /// The folder.
+    Directory {
+        /// The directory.
         path: String,
     },
-    /// Another process serves the folder.
-    #[error("{path} is served by another process; end that first, or choose another with --folder")]
+    /// Another process serves the directory.
+    #[error(
+        "{path} is served by another process; end that first, or choose another with --data-dir"
+    )]
     Served {
-        /// The folder.
+        /// The directory.
         path: String,
     },
     /// The file has another content since, so the handed-over content is not written.
     #[error("another process has written the file since")]
     Overtaken,
-    /// Error of a store outside of the array.
+    /// Error of a store outside of the cluster.
     #[error("{reason}")]
     Store {
         /// Errno for programs.
@@ -101,7 +103,7 @@ impl Error {
             Self::Taken { .. } | Self::Served { .. } => Errno::BUSY.raw_os_error(),
             Self::Files { .. } => Errno::NOTEMPTY.raw_os_error(),
             Self::Overtaken => Errno::STALE.raw_os_error(),
-            Self::Folder { .. } => Errno::PERM.raw_os_error(),
+            Self::Directory { .. } => Errno::PERM.raw_os_error(),
             Self::Unsealed { .. } => Errno::IO.raw_os_error(),
             Self::Store { errno, .. } => errno.raw_os_error(),
             Self::Later => Errno::AGAIN.raw_os_error(),

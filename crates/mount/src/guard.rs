@@ -1,6 +1,6 @@
 //! Ends the kernel's connection of a mount whose process cannot end by itself, with the kernel's `abort` file and a small process.
 //!
-//! A thread that notifies the kernel of a change may wait in the kernel for a folder's lock. A program that holds the lock waits for an
+//! A thread that notifies the kernel of a change may wait in the kernel for a directory's lock. A program that holds the lock waits for an
 //! answer of the mount. If the answering threads are killed, neither ends: the waiting thread keeps `/dev/fuse` open. The kernel ends such
 //! a connection if a process writes to its file `abort`.
 //!
@@ -18,7 +18,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, mpsc};
 
-/// Folder of the kernel's connections, if it is mounted.
+/// Directory of the kernel's connections, if it is mounted.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 /// Aborts the connection at standard output, unless a line arrives before the end of standard input.
 const SCRIPT: &str = "trap '' HUP INT QUIT TERM; read -r over || echo 1";
@@ -32,22 +32,22 @@ pub(crate) fn connection(device: &str) -> io::Result<File> {
     let number = device.strip_prefix("0:").and_then(|n| n.parse().ok());
     let number: u32 = number.ok_or(io::ErrorKind::InvalidInput)?;
     let shared = format!("{CONNECTIONS}/{number}/abort");
-    let open = |folder: BorrowedFd<'_>, path: &str| {
+    let open = |directory: BorrowedFd<'_>, path: &str| {
         openat(
-            folder,
+            directory,
             path,
             OFlags::WRONLY | OFlags::CLOEXEC,
             Mode::empty(),
         )
     };
     let file = open(CWD, &shared).or_else(|_| {
-        let folder = private_connections()?;
-        open(folder.as_fd(), &format!("{number}/abort"))
+        let directory = private_connections()?;
+        open(directory.as_fd(), &format!("{number}/abort"))
     })?;
     Ok(file.into())
 }
 
-/// Mounts the folder of connections where no other process sees it.
+/// Mounts the directory of connections where no other process sees it.
 fn private_connections() -> rustix::io::Result<OwnedFd> {
     let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&context)?;
@@ -156,7 +156,7 @@ fn close_all_but(kept: RawFd) -> io::Result<()> {
     }
     for file in open {
         if file > STANDARD && file != kept {
-            // The descriptor of the folder that was read is closed already.
+            // The descriptor of the directory that was read is closed already.
             let _ = nix::unistd::close(file);
         }
     }

@@ -1,9 +1,9 @@
-//! Mountpoints: finds mounts, detaches mounts of arrays and no others, and protects the bare folder from writes while nothing is mounted on
-//! it. It changes mounts, and mode and flags of the folder.
+//! Mountpoints: finds mounts, detaches mounts of clusters and no others, and protects the bare directory from writes while nothing is mounted on
+//! it. It changes mounts, and mode and flags of the directory.
 //!
-//! Programs find the bare folder when the mount has died: their writes end on the local disk, and the next mount hides them. So the folder
-//! has to be empty, has no write permission in its mode, and is immutable where the system allows it, which stops root as well. The folder
-//! stays immutable when the mount is killed or another process unmounts it. An orderly end clears the flag, so that the folder can be
+//! Programs find the bare directory when the mount has died: their writes end on the local disk, and the next mount hides them. So the directory
+//! has to be empty, has no write permission in its mode, and is immutable where the system allows it, which stops root as well. The directory
+//! stays immutable when the mount is killed or another process unmounts it. An orderly end clears the flag, so that the directory can be
 //! removed.
 
 use crate::error::Error;
@@ -21,13 +21,13 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Source name of the array's mounts.
+/// Source name of the cluster's mounts.
 pub(crate) const SOURCE: &str = "tidemill";
-/// A file in the bare folder that explains it; for root, whom the folder's mode does not stop.
+/// A file in the bare directory that explains it; for root, whom the directory's mode does not stop.
 const NOTE: &str = "NOT-MOUNTED";
 /// Text of that file.
-const NOTE_TEXT: &str = "Nothing is mounted here. This folder is where an array of Tidemill belongs: what is \
-written to it is not in the array, and keeps the array from being mounted.\n";
+const NOTE_TEXT: &str = "Nothing is mounted here. This directory is where a cluster of Tidemill belongs: what is \
+written to it is not in the cluster, and keeps the cluster from being mounted.\n";
 /// Maximum number of stacked dead mounts that are detached.
 const DEAD_MAX: usize = 16;
 /// Time that a mount may take to answer; a mount that does not answer is not considered dead.
@@ -58,7 +58,7 @@ impl Mounted {
     }
 }
 
-/// Returns the file systems that are mounted on exactly this folder, the visible one last.
+/// Returns the file systems that are mounted on exactly this directory, the visible one last.
 fn mounts_at(path: &Path) -> io::Result<Vec<Mounted>> {
     let table = std::fs::read("/proc/self/mountinfo")?;
     let lines = table.split(|&byte| byte == b'\n');
@@ -67,7 +67,7 @@ fn mounts_at(path: &Path) -> io::Result<Vec<Mounted>> {
         .collect())
 }
 
-/// Parses one line of `/proc/self/mountinfo`, if it is about that folder.
+/// Parses one line of `/proc/self/mountinfo`, if it is about that directory.
 fn parse(line: &[u8], path: &OsStr) -> Option<Mounted> {
     let mut fields = line.split(|&byte| byte == b' ');
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -105,7 +105,7 @@ pub fn is_there(path: &Path) -> bool {
     !matches!(found, Err(Errno::NOENT))
 }
 
-/// Returns the folder's own path; also if a dead mount is on it.
+/// Returns the directory's own path; also if a dead mount is on it.
 fn real(path: &Path) -> io::Result<PathBuf> {
     match path.canonicalize() {
         Err(error) if gone(&error) => {
@@ -126,7 +126,7 @@ fn gone(error: &io::Error) -> bool {
     )
 }
 
-/// Whether a file system of an array is mounted exactly on this path, and its process has not ended.
+/// Whether a file system of a cluster is mounted exactly on this path, and its process has not ended.
 #[must_use]
 pub fn is_mounted(path: &Path) -> bool {
     let mounted = |path: &PathBuf| {
@@ -148,7 +148,7 @@ fn is_dead(path: &Path) -> bool {
     receiver.recv_timeout(SIGN_OF_LIFE).unwrap_or(false)
 }
 
-/// Detaches the topmost mount of a folder.
+/// Detaches the topmost mount of a directory.
 fn detach(path: &Path) -> io::Result<()> {
     let detached = match rustix::mount::unmount(path, UnmountFlags::empty()) {
         Err(Errno::BUSY) => rustix::mount::unmount(path, UnmountFlags::DETACH),
@@ -171,16 +171,16 @@ fn detach(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Refuses a folder that another file system is mounted on, or that holds files, which a mount would hide. The remains of a killed mount
+/// Refuses a directory that another file system is mounted on, or that holds files, which a mount would hide. The remains of a killed mount
 /// are detached first.
 ///
 /// # Errors
-/// The folder cannot be used; the error says how to fix that.
+/// The directory cannot be used; the error says how to fix that.
 pub fn check(path: &Path) -> Result<(), Error> {
     Bare::open(path).map(drop)
 }
 
-/// Detaches the remains of a killed mount from a folder and lets the folder be removed again. A live mount is not touched.
+/// Detaches the remains of a killed mount from a directory and lets the directory be removed again. A live mount is not touched.
 ///
 /// # Errors
 /// The system refuses.
@@ -190,17 +190,17 @@ pub fn give_back(path: &Path) -> io::Result<()> {
         other => other?,
     };
     if detach_dead(&path)?.is_none() {
-        let folder = open(&path)?;
-        set_immutable(&folder, false)?;
+        let directory = open(&path)?;
+        set_immutable(&directory, false)?;
     }
     Ok(())
 }
 
-/// Ends the kernel's connection of an array's mount on this path: for a mount whose process was killed and cannot end, as one of its
+/// Ends the kernel's connection of a cluster's mount on this path: for a mount whose process was killed and cannot end, as one of its
 /// threads waits for a program that waits for the thread.
 ///
 /// # Errors
-/// No file system of an array is mounted there, or the system refuses.
+/// No file system of a cluster is mounted there, or the system refuses.
 pub fn abort(path: &Path) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -214,7 +214,7 @@ pub fn abort(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Detaches dead mounts of arrays. Returns the remaining mount.
+/// Detaches dead mounts of clusters. Returns the remaining mount.
 fn detach_dead(path: &Path) -> io::Result<Option<Mounted>> {
     for _ in 0..DEAD_MAX {
         match mounts_at(path)?.pop() {
@@ -240,8 +240,8 @@ fn open(path: &Path) -> io::Result<File> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
 
-fn set_immutable(folder: &File, immutable: bool) -> io::Result<()> {
-    let mut flags = match rustix::fs::ioctl_getflags(folder) {
+fn set_immutable(directory: &File, immutable: bool) -> io::Result<()> {
+    let mut flags = match rustix::fs::ioctl_getflags(directory) {
         // The file system has no such flags.
         Err(Errno::NOTTY | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) if !immutable => {
             return Ok(());
@@ -252,18 +252,18 @@ fn set_immutable(folder: &File, immutable: bool) -> io::Result<()> {
         return Ok(());
     }
     flags.set(IFlags::IMMUTABLE, immutable);
-    Ok(rustix::fs::ioctl_setflags(folder, flags)?)
+    Ok(rustix::fs::ioctl_setflags(directory, flags)?)
 }
 
-/// The folder below a mount.
+/// The directory below a mount.
 #[derive(Debug)]
 pub(crate) struct Bare {
     path: PathBuf,
-    folder: File,
+    directory: File,
 }
 
 impl Bare {
-    /// Returns the folder, if it can be mounted on.
+    /// Returns the directory, if it can be mounted on.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let at = |source| Error::Mount {
             path: path.display().to_string(),
@@ -278,7 +278,7 @@ impl Bare {
                 by: top.source,
             });
         }
-        let folder = open(&real).map_err(at)?;
+        let directory = open(&real).map_err(at)?;
         for entry in std::fs::read_dir(&real).map_err(at)? {
             let name = entry.map_err(at)?.file_name();
             if name != NOTE {
@@ -288,40 +288,43 @@ impl Bare {
                 });
             }
         }
-        let bare = Self { path: real, folder };
+        let bare = Self {
+            path: real,
+            directory,
+        };
         bare.admit_owner();
         Ok(bare)
     }
 
-    /// Returns the path of the folder itself.
+    /// Returns the path of the directory itself.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes the folder writable for its owner: `fusermount3`, which users other than root mount with, requires that.
+    /// Makes the directory writable for its owner: `fusermount3`, which users other than root mount with, requires that.
     fn admit_owner(&self) {
         if !rustix::process::geteuid().is_root() {
-            // If the folder belongs to another user, mounting reports that.
+            // If the directory belongs to another user, mounting reports that.
             let _ = self.change_mode(|mode| mode | OWNER_WRITE);
         }
     }
 
     fn change_mode(&self, change: impl FnOnce(u32) -> u32) -> io::Result<()> {
-        let mut permissions = self.folder.metadata()?.permissions();
+        let mut permissions = self.directory.metadata()?.permissions();
         let mode = permissions.mode() & 0o7777;
         let changed = change(mode);
         if changed != mode {
             permissions.set_mode(changed);
-            self.folder.set_permissions(permissions)?;
+            self.directory.set_permissions(permissions)?;
         }
         Ok(())
     }
 
-    /// Makes the folder read-only for all users while nothing is mounted on it.
+    /// Makes the directory read-only for all users while nothing is mounted on it.
     pub(crate) fn protect(&self) {
         if let Err(error) = self.try_protect() {
             tracing::info!(
-                "the folder {} below the mount can be written to when the mount is gone: {error}",
+                "the directory {} below the mount can be written to when the mount is gone: {error}",
                 self.path.display()
             );
         }
@@ -332,7 +335,7 @@ impl Bare {
             self.leave_note()?;
         }
         self.change_mode(|mode| mode & !WRITE_BITS)?;
-        match set_immutable(&self.folder, true) {
+        match set_immutable(&self.directory, true) {
             // Only root may do that, and not on every file system: the mode and the note have to be enough.
             Err(error) => {
                 tracing::debug!("{} can't be made immutable: {error}", self.path.display());
@@ -346,17 +349,17 @@ impl Bare {
         use io::Write;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(0o444);
-        match rustix::fs::openat(&self.folder, NOTE, flags, mode) {
+        match rustix::fs::openat(&self.directory, NOTE, flags, mode) {
             Ok(file) => File::from(file).write_all(NOTE_TEXT.as_bytes()),
-            // The note exists, perhaps in a folder that is immutable already.
+            // The note exists, perhaps in a directory that is immutable already.
             Err(Errno::EXIST | Errno::PERM) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
     }
 
-    /// Lets the folder be removed.
+    /// Lets the directory be removed.
     fn release(&self) {
-        if let Err(error) = set_immutable(&self.folder, false) {
+        if let Err(error) = set_immutable(&self.directory, false) {
             tracing::debug!("{} stays immutable: {error}", self.path.display());
         }
     }
@@ -371,7 +374,7 @@ pub(crate) struct Own {
 }
 
 impl Own {
-    /// Call this when the file system has been mounted on the folder.
+    /// Call this when the file system has been mounted on the directory.
     pub(crate) fn new(bare: Bare) -> io::Result<Self> {
         let top = mounts_at(&bare.path)?.pop().filter(Mounted::is_tidemill);
         let mounted = top.map(|top| (top, unique_id(&bare.path)));
@@ -394,8 +397,8 @@ impl Own {
         guard.inspect_err(why).ok()
     }
 
-    /// Unmounts the file system and lets the folder be removed. If another process has unmounted it, the folder stays protected. Other file
-    /// systems on the folder are never touched.
+    /// Unmounts the file system and lets the directory be removed. If another process has unmounted it, the directory stays protected. Other file
+    /// systems on the directory are never touched.
     pub(crate) fn detach(&self) -> io::Result<()> {
         let Some((mounted, unique)) = &self.mounted else {
             return Ok(());
@@ -441,40 +444,40 @@ mod tests {
     }
 
     #[test]
-    fn folder_with_files_is_refused_with_a_file_name() {
-        let folder = tempfile::tempdir().unwrap();
-        check(folder.path()).unwrap();
-        std::fs::write(folder.path().join(NOTE), NOTE_TEXT).unwrap();
-        check(folder.path()).unwrap();
-        std::fs::write(folder.path().join("results.nc"), "x").unwrap();
-        let refused = check(folder.path()).unwrap_err();
+    fn directory_with_files_is_refused_with_a_file_name() {
+        let directory = tempfile::tempdir().unwrap();
+        check(directory.path()).unwrap();
+        std::fs::write(directory.path().join(NOTE), NOTE_TEXT).unwrap();
+        check(directory.path()).unwrap();
+        std::fs::write(directory.path().join("results.nc"), "x").unwrap();
+        let refused = check(directory.path()).unwrap_err();
         assert!(refused.is(Errno::NOTEMPTY));
         assert!(refused.to_string().contains("results.nc"), "{refused}");
-        assert!(check(&folder.path().join("results.nc")).is_err());
+        assert!(check(&directory.path().join("results.nc")).is_err());
     }
 
     #[test]
-    fn protected_folder_refuses_files_until_release() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("mnt");
+    fn protected_directory_refuses_files_until_release() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("mnt");
         std::fs::create_dir(&path).unwrap();
         let bare = Bare::open(&path).unwrap();
         bare.protect();
         bare.protect();
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & WRITE_BITS, 0);
-        let immutable = |folder: &File| {
-            rustix::fs::ioctl_getflags(folder).is_ok_and(|f| f.contains(IFlags::IMMUTABLE))
+        let immutable = |directory: &File| {
+            rustix::fs::ioctl_getflags(directory).is_ok_and(|f| f.contains(IFlags::IMMUTABLE))
         };
         if rustix::process::geteuid().is_root() {
             assert!(path.join(NOTE).exists());
         }
-        if immutable(&bare.folder) {
+        if immutable(&bare.directory) {
             assert!(std::fs::write(path.join("f"), "x").is_err());
         }
         check(&path).unwrap();
         give_back(&path).unwrap();
-        assert!(!immutable(&bare.folder));
+        assert!(!immutable(&bare.directory));
         std::fs::remove_dir_all(&path).unwrap();
         give_back(&path).unwrap();
     }

@@ -36,7 +36,7 @@ const SEAL_PATIENCE: Duration = Duration::from_secs(60);
 pub struct Config {
     /// The server.
     pub endpoint: Endpoint,
-    /// Content of the array's token file, for a server that is reached over TCP.
+    /// Content of the cluster's token file, for a server that is reached over TCP.
     pub credential: Option<Credential>,
     /// An existing directory, which becomes the mountpoint.
     pub mountpoint: PathBuf,
@@ -46,7 +46,7 @@ pub struct Config {
     pub allow_other: bool,
     /// Time for which attributes and names are cached. The server reports changes, so this only limits the effect of a lost message.
     pub attr_ttl: Duration,
-    /// Stores to show in `/bridges`, to the mounting user and root; `None`: the folder does not exist.
+    /// Stores to show in `/bridges`, to the mounting user and root; `None`: the directory does not exist.
     pub stores: Option<Arc<dyn Stores>>,
     /// Time that a store may take for one answer.
     pub bridge_timeout: Duration,
@@ -134,7 +134,7 @@ pub(crate) struct Attached {
     pub(crate) fs: Arc<Fs>,
 }
 
-/// Connects to the server. Programs find the array at `place`, and `kernel` receives invalidations.
+/// Connects to the server. Programs find the cluster at `place`, and `kernel` receives invalidations.
 pub(crate) fn attach(
     config: &Config,
     place: PathBuf,
@@ -202,7 +202,7 @@ async fn connect(config: &Config) -> Result<Server, Error> {
             Err(_) => format!("the server at {} does not answer", config.endpoint),
         };
         if !std::mem::replace(&mut told, true) {
-            tracing::warn!("waiting for the server to mount its array: {why}");
+            tracing::warn!("waiting for the server to mount its cluster: {why}");
         }
         tokio::time::sleep(SERVER_PAUSE).await;
     }
@@ -295,7 +295,7 @@ impl Session {
     /// Unmounts, unless another process has done so.
     fn detach(&self, fuse: BackgroundSession) -> std::io::Result<()> {
         let gone = self.gone || fuse.guard.is_finished();
-        // Its drop would unmount any file system that is mounted on the folder at the end of its own mount.
+        // Its drop would unmount any file system that is mounted on the directory at the end of its own mount.
         std::mem::forget(fuse);
         if gone { Ok(()) } else { self.mounted.detach() }
     }

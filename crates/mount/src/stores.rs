@@ -1,4 +1,4 @@
-//! The interface to stores outside of the array: requests that the mount makes. The mounting program implements it, and knows the stores
+//! The interface to stores outside of the cluster: requests that the mount makes. The mounting program implements it, and knows the stores
 //! and their keys. The mount knows neither addresses nor protocols ([0061](../../../docs/decisions/0061-remotes-in-the-mount.md)).
 
 use bytes::Bytes;
@@ -38,11 +38,11 @@ pub struct Content {
 pub enum Seen {
     /// A file.
     File(Content),
-    /// A folder.
-    Folder,
+    /// A directory.
+    Directory,
 }
 
-/// One name of a folder.
+/// One name of a directory.
 #[derive(Clone, Debug)]
 pub struct Entry {
     /// Name without any slash.
@@ -61,7 +61,7 @@ pub trait Stores: Debug + Send + Sync {
 pub trait Store: Debug + Send + Sync {
     /// Returns the content at a path.
     fn look<'a>(&'a self, path: &'a str) -> Asked<'a, Seen>;
-    /// Returns the entries of a folder.
+    /// Returns the entries of a directory.
     fn entries<'a>(&'a self, path: &'a str) -> Asked<'a, Box<dyn Entries>>;
     /// Reads a range of this version of a file: offset and length. An empty range only checks whether the file may be read.
     fn read<'a>(

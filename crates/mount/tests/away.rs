@@ -6,10 +6,10 @@
     reason = "a test that can't do what it needs fails"
 )]
 
-mod array;
+mod cluster;
 
-use array::loss::Lossy;
-use array::{Array, Mounted, can_mount};
+use cluster::loss::Lossy;
+use cluster::{Cluster, Mounted, can_mount};
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::process::ExitStatusExt;
@@ -30,12 +30,12 @@ fn within(limit: Duration, what: &str, so: &mut dyn FnMut() -> bool) {
     }
 }
 
-fn pin(folder: &Path, node: usize) {
-    fs::create_dir(folder).unwrap();
+fn pin(directory: &Path, node: usize) {
+    fs::create_dir(directory).unwrap();
     let value = node.to_string();
     let name = "user.tidemill.node";
     let flags = rustix::fs::XattrFlags::empty();
-    rustix::fs::setxattr(folder, name, value.as_bytes(), flags).unwrap();
+    rustix::fs::setxattr(directory, name, value.as_bytes(), flags).unwrap();
 }
 
 /// Returns lines of `.tidemill/status`: the number of waiting versions, and the reason.
@@ -60,16 +60,16 @@ fn seal_is_retried_and_blocks_nothing_else() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let mounted = array.mount(true);
-    let other = array.mount(false);
+    let mut cluster = Cluster::start();
+    let mounted = cluster.mount(true);
+    let other = cluster.mount(false);
     pin(&mounted.join("away"), 0);
     pin(&mounted.join("here"), 1);
     fs::write(mounted.join("away/f"), "old").unwrap();
     soon("it is sealed", || reads(&other, "away/f") == "old");
     let new = File::create(mounted.join("away/f")).unwrap();
     std::io::Write::write_all(&mut &new, b"new").unwrap();
-    array.stop_node(0);
+    cluster.stop_node(0);
     drop(new);
     soon("the mount says why", || {
         let (count, why) = unsealed(&mounted);
@@ -79,7 +79,7 @@ fn seal_is_retried_and_blocks_nothing_else() {
     soon("others are sealed", || reads(&other, "here/g") == "others");
     assert_eq!(reads(&mounted, "away/f"), "new");
     assert_eq!(unsealed(&mounted).0, 1);
-    array.start_node(0);
+    cluster.start_node(0);
     soon("it is sealed when its node is back", || {
         reads(&other, "away/f") == "new"
     });
@@ -93,8 +93,8 @@ fn seals_continue_after_server_restart() {
         return;
     }
     for in_place in [true, false] {
-        let mut array = Array::start();
-        let mounted = array.mount(in_place);
+        let mut cluster = Cluster::start();
+        let mounted = cluster.mount(in_place);
         for round in 0..3 {
             let text = format!("version {round}");
             let names: Vec<_> = (0..20).map(|file| format!("f{file}")).collect();
@@ -102,9 +102,9 @@ fn seals_continue_after_server_restart() {
                 fs::write(mounted.join(name), &text).unwrap();
             }
             // Before they are gathered for their seal.
-            array.stop_server();
-            array.start_server();
-            let other = array.mount(true);
+            cluster.stop_server();
+            cluster.start_server();
+            let other = cluster.mount(true);
             for name in &names {
                 soon("it is sealed", || reads(&other, name) == text);
                 assert_eq!(reads(&mounted, name), text);
@@ -119,16 +119,16 @@ fn deleted_file_waits_for_no_seal() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let mounted = array.mount(true);
+    let mut cluster = Cluster::start();
+    let mounted = cluster.mount(true);
     pin(&mounted.join("away"), 0);
     let file = File::create(mounted.join("away/f")).unwrap();
     std::io::Write::write_all(&mut &file, b"new").unwrap();
-    array.stop_node(0);
+    cluster.stop_node(0);
     drop(file);
     soon("it waits", || unsealed(&mounted).0 == 1);
     fs::remove_file(mounted.join("away/f")).unwrap();
-    array.start_node(0);
+    cluster.start_node(0);
     soon("nothing waits any more", || unsealed(&mounted).0 == 0);
     assert!(!mounted.join("away/f").exists());
 }
@@ -139,12 +139,12 @@ fn written_bytes_are_resent_until_node_returns() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let mounted = array.mount(false);
+    let mut cluster = Cluster::start();
+    let mounted = cluster.mount(false);
     pin(&mounted.join("away"), 0);
     let path = mounted.join("away/f");
     let mut file = File::create(&path).unwrap();
-    array.stop_node(0);
+    cluster.stop_node(0);
     let data = vec![7; 9 << 20];
     let writer = std::thread::spawn(move || {
         std::io::Write::write_all(&mut file, &data).unwrap();
@@ -153,10 +153,10 @@ fn written_bytes_are_resent_until_node_returns() {
     });
     // A waiting request delays no other request.
     assert!(path.metadata().unwrap().is_file());
-    array.start_node(0);
+    cluster.start_node(0);
     let data = writer.join().unwrap();
     assert!(fs::read(&path).unwrap() == data);
-    let other = array.mount(true);
+    let other = cluster.mount(true);
     soon("it is sealed", || {
         fs::read(other.join("away/f")).is_ok_and(|read| read == data)
     });
@@ -170,9 +170,9 @@ fn operation_with_lost_answer_has_effect_once() {
     }
     // The first request of an operation may be a look-up.
     for (local, others) in [(true, 0), (true, 1), (true, 2), (false, 0), (false, 2)] {
-        let mut array = Array::start();
-        let lossy = Lossy::new(&array, local);
-        let mounted = array.mount_by(lossy.endpoint(), true);
+        let mut cluster = Cluster::start();
+        let lossy = Lossy::new(&cluster, local);
+        let mounted = cluster.mount_by(lossy.endpoint(), true);
         let at = |name: &str| mounted.join(name);
         fs::write(at("a"), "a").unwrap();
         fs::write(at("b"), "b").unwrap();
@@ -198,7 +198,9 @@ fn operation_with_lost_answer_has_effect_once() {
         assert_eq!(at("d/a").metadata().unwrap().nlink(), 1);
         loses("symlink", &mut || symlink("a", at("s")));
         assert_eq!(fs::read_link(at("s")).unwrap(), Path::new("a"));
-        loses("rename of a folder", &mut || fs::rename(at("d"), at("e")));
+        loses("rename of a directory", &mut || {
+            fs::rename(at("d"), at("e"))
+        });
         loses("replace", &mut || fs::rename(at("a"), at("e/a")));
         assert_eq!(inode("e/a"), b);
         loses("create", &mut || fs::write(at("new"), "new"));
@@ -253,11 +255,11 @@ fn waiting_program_can_be_killed() {
         return;
     }
     for in_place in [true, false] {
-        let mut array = Array::start();
-        let mounted = array.mount(in_place);
+        let mut cluster = Cluster::start();
+        let mounted = cluster.mount(in_place);
         fs::write(mounted.join("f"), "text").unwrap();
         soon("it is sealed", || unsealed(&mounted).0 == 0);
-        array.stop_server();
+        cluster.stop_server();
         let programs = [
             ("mkdir", "-m700", "d"),
             ("touch", "-c", "n"),
@@ -284,7 +286,7 @@ fn waiting_program_can_be_killed() {
                 assert_eq!(ended.unwrap().signal(), Some(signal), "{program}");
             }
         }
-        array.start_server();
+        cluster.start_server();
         soon("the mount goes on", || {
             fs::write(mounted.join("after"), "after").is_ok()
         });

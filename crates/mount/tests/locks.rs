@@ -3,12 +3,12 @@
 #![allow(
     missing_docs,
     clippy::unwrap_used,
-    reason = "a test that can't have its array fails"
+    reason = "a test that can't have its cluster fails"
 )]
 
-mod array;
+mod cluster;
 
-use array::{Array, Mounted, can_mount};
+use cluster::{Cluster, Mounted, can_mount};
 use std::fs::{OpenOptions, Permissions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -64,11 +64,11 @@ impl Program {
     }
 }
 
-/// Returns mounts of one array, in place and by HTTP.
-fn mounts(array: &mut Array) -> Vec<[Mounted; 2]> {
+/// Returns mounts of one cluster, in place and by HTTP.
+fn mounts(cluster: &mut Cluster) -> Vec<[Mounted; 2]> {
     let mut all = Vec::new();
     for in_place in [true, false] {
-        all.push([array.mount(in_place), array.mount(in_place)]);
+        all.push([cluster.mount(in_place), cluster.mount(in_place)]);
     }
     all
 }
@@ -142,8 +142,8 @@ fn counter_beside_lock_file_is_exact_on_two_mounts() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    for (number, pair) in mounts(&mut array).iter().enumerate() {
+    let mut cluster = Cluster::start();
+    for (number, pair) in mounts(&mut cluster).iter().enumerate() {
         count(COUNT_BESIDE, pair, 15);
         let beside = std::fs::read_to_string(pair[1].join("count")).unwrap();
         assert_eq!(beside, (60 * (number + 1)).to_string());
@@ -155,8 +155,8 @@ fn counter_in_open_locked_file_is_exact_on_two_mounts() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    for (number, pair) in mounts(&mut array).iter().enumerate() {
+    let mut cluster = Cluster::start();
+    for (number, pair) in mounts(&mut cluster).iter().enumerate() {
         count(COUNT_WITHIN, pair, 15);
         let within = std::fs::read_to_string(pair[1].join("within")).unwrap();
         assert_eq!(within, (60 * (number + 1)).to_string());
@@ -168,8 +168,8 @@ fn counters_in_reopened_locked_files_are_exact() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    for (number, pair) in mounts(&mut array).iter().enumerate() {
+    let mut cluster = Cluster::start();
+    for (number, pair) in mounts(&mut cluster).iter().enumerate() {
         count(COUNT_MANY, pair, MANY);
         for n in 0..MANY {
             let many = std::fs::read_to_string(pair[1].join(format!("many{n}"))).unwrap();
@@ -183,8 +183,8 @@ fn sqlite_database_is_written_from_two_mounts() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    for (number, pair) in mounts(&mut array).iter().enumerate() {
+    let mut cluster = Cluster::start();
+    for (number, pair) in mounts(&mut cluster).iter().enumerate() {
         let make = "
 db = sqlite3.connect(path[0] + '/db', isolation_level=None)
 db.execute('CREATE TABLE IF NOT EXISTS t(n INTEGER)')
@@ -226,8 +226,8 @@ fn locked_appends_from_two_mounts_do_not_overlap() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    for pair in mounts(&mut array) {
+    let mut cluster = Cluster::start();
+    for pair in mounts(&mut cluster) {
         for script in [APPEND, LOG] {
             count(script, &pair, 15);
             let log = std::fs::read_to_string(pair[1].join("log")).unwrap();
@@ -244,8 +244,8 @@ fn locks_work_for_ordinary_users() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    for (number, pair) in mounts(&mut array).iter().enumerate() {
+    let mut cluster = Cluster::start();
+    for (number, pair) in mounts(&mut cluster).iter().enumerate() {
         let log = pair[0].join("log");
         drop(OpenOptions::new().append(true).create(true).open(&log));
         std::fs::set_permissions(&log, Permissions::from_mode(0o666)).unwrap();
@@ -265,8 +265,8 @@ fn lock_is_free_only_after_written_bytes_are_visible() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let (here, there) = (array.mount(true), array.mount(true));
+    let mut cluster = Cluster::start();
+    let (here, there) = (cluster.mount(true), cluster.mount(true));
     std::fs::write(here.join("f"), "old").unwrap();
     let writes = "
 f = os.open(path[0], os.O_RDWR)
@@ -290,14 +290,14 @@ say(os.pread(f, 9, 0).decode())
     assert_eq!(writer.says(), "wrote");
     let mut reader = Program::start(reads, &[&there.join("f")]);
     assert_eq!(reader.says(), "open");
-    array.stop_node(0);
-    array.stop_node(1);
+    cluster.stop_node(0);
+    cluster.stop_node(1);
     reader.go_on();
     assert_eq!(reader.says(), "asks");
     writer.go_on();
     assert_eq!(writer.says(), "ends it");
-    array.start_node(0);
-    array.start_node(1);
+    cluster.start_node(0);
+    cluster.start_node(1);
     assert_eq!(writer.says(), "free");
     assert_eq!(reader.says(), "new");
     writer.ends();
@@ -309,8 +309,8 @@ fn lock_downgrade_shows_written_bytes() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let (here, there) = (array.mount(true), array.mount(false));
+    let mut cluster = Cluster::start();
+    let (here, there) = (cluster.mount(true), cluster.mount(false));
     std::fs::write(here.join("f"), "old").unwrap();
     let writes = "
 f = os.open(path[0], os.O_RDWR)
@@ -348,8 +348,8 @@ fn file_locks_end_with_last_close() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let (here, there) = (array.mount(true), array.mount(true));
+    let mut cluster = Cluster::start();
+    let (here, there) = (cluster.mount(true), cluster.mount(true));
     std::fs::write(here.join("f"), "f").unwrap();
     let closes = "
 import struct
@@ -381,8 +381,8 @@ fn open_with_truncate_cuts_file_of_other_writer() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    for [here, there] in mounts(&mut array) {
+    let mut cluster = Cluster::start();
+    for [here, there] in mounts(&mut cluster) {
         let holds = "
 f = os.open(path[0], os.O_RDWR | os.O_CREAT)
 fcntl.flock(f, fcntl.LOCK_EX)
@@ -444,8 +444,8 @@ fn lock_ranges_split_and_closes_and_forks_count_everywhere() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    for [here, there] in &mounts(&mut array) {
+    let mut cluster = Cluster::start();
+    for [here, there] in &mounts(&mut cluster) {
         std::fs::write(here.join("f"), "0123456789").unwrap();
         let script = "
 f = os.open(path[0], os.O_RDWR)
@@ -489,8 +489,8 @@ fn lock_holder_is_reported_and_flock_and_fcntl_are_separate() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    for [here, there] in &mounts(&mut array) {
+    let mut cluster = Cluster::start();
+    for [here, there] in &mounts(&mut cluster) {
         std::fs::write(here.join("f"), "").unwrap();
         let hold = "
 f = open(path[0], 'r+')
@@ -527,8 +527,8 @@ fn lock_wait_is_interruptible_and_deadlock_is_refused() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let [[here, there], _] = &mounts(&mut array)[..] else {
+    let mut cluster = Cluster::start();
+    let [[here, there], _] = &mounts(&mut cluster)[..] else {
         unreachable!()
     };
     for name in ["f", "g"] {
@@ -603,8 +603,8 @@ fn locks_survive_server_restart() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let (here, there) = (array.mount(true), array.mount(false));
+    let mut cluster = Cluster::start();
+    let (here, there) = (cluster.mount(true), cluster.mount(false));
     for how in ["'a'", "'r+'", "'r'"] {
         let hold = format!(
             "
@@ -631,9 +631,9 @@ say(open(path[1]).read())
         assert_eq!(holder.says(), "held");
         let mut waiter = Program::start(&waits, &[&there.join("lock"), &there.join("data")]);
         assert_eq!(waiter.says(), "waits");
-        array.stop_server();
-        array.start_server();
-        array.wait_nodes(2);
+        cluster.stop_server();
+        cluster.start_server();
+        cluster.wait_nodes(2);
         let mut late = Program::start(&waits, &[&there.join("lock"), &there.join("data")]);
         assert_eq!(late.says(), "waits");
         holder.go_on();
@@ -650,16 +650,16 @@ fn mount_without_locks_blocks_nobody_after_restart() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let (here, there) = (array.mount(true), array.mount(true));
+    let mut cluster = Cluster::start();
+    let (here, there) = (cluster.mount(true), cluster.mount(true));
     for name in ["f", "g"] {
         std::fs::write(here.join(name), "").unwrap();
     }
     assert!(is_free(&here.join("f"), (0, 0), true));
     // The mount's table moves there: the first mount has no locks.
     assert!(is_free(&there.join("f"), (0, 0), true));
-    array.stop_server();
-    array.start_server();
+    cluster.stop_server();
+    cluster.start_server();
     assert!(is_free(&there.join("g"), (0, 0), true));
 }
 
@@ -668,8 +668,8 @@ fn locks_of_one_user_are_bounded() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let (here, there) = (array.mount(true), array.mount(true));
+    let mut cluster = Cluster::start();
+    let (here, there) = (cluster.mount(true), cluster.mount(true));
     std::fs::write(here.join("f"), "").unwrap();
     let many = "
 f = os.open(path[0], os.O_RDONLY)

@@ -7,9 +7,9 @@
     reason = "a test that can't do what it needs fails"
 )]
 
-mod array;
+mod cluster;
 
-use array::{Array, Mounted, can_mount};
+use cluster::{Cluster, Mounted, can_mount};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, fchown};
@@ -19,15 +19,15 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Runs a test once in place and once over HTTP.
-fn both(test: impl Fn(&mut Array, Mounted)) {
+fn both(test: impl Fn(&mut Cluster, Mounted)) {
     if !can_mount() {
         return;
     }
     for in_place in [true, false] {
         eprintln!("in place: {in_place}");
-        let mut array = Array::start();
-        let mounted = array.mount(in_place);
-        test(&mut array, mounted);
+        let mut cluster = Cluster::start();
+        let mounted = cluster.mount(in_place);
+        test(&mut cluster, mounted);
     }
 }
 
@@ -154,8 +154,8 @@ fn readers_keep_version_when_another_mount_writes() {
     }
     for (here, there) in [(true, true), (false, false), (true, false), (false, true)] {
         eprintln!("in place: {here}, {there}");
-        let mut array = Array::start();
-        let (a, b) = (array.mount(here), array.mount(there));
+        let mut cluster = Cluster::start();
+        let (a, b) = (cluster.mount(here), cluster.mount(there));
         fs::write(a.join("f"), "old old old").unwrap();
         soon("the seal is seen", || {
             fs::read(b.join("f")).is_ok_and(|bytes| bytes == b"old old old")
@@ -205,10 +205,10 @@ fn openers_of_busy_file_block_nobody_else() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let a = array.mount(true);
+    let mut cluster = Cluster::start();
+    let a = cluster.mount(true);
     let held = File::create(a.join("busy")).unwrap();
-    let b = array.mount(true);
+    let b = cluster.mount(true);
     soon("the name is seen", || b.join("busy").exists());
     let openers: Vec<_> = (0..140)
         .map(|_| {
@@ -464,8 +464,8 @@ fn changed_file(mounted: &Mounted, name: &str) -> File {
 /// acknowledges them.
 #[test]
 fn new_file_attributes_arrive_with_its_bytes() {
-    both(|array, mounted| {
-        let other = array.mount(true);
+    both(|cluster, mounted| {
+        let other = cluster.mount(true);
         drop(changed_file(&mounted, "closed"));
         assert_eq!(rights(&other, "closed"), (0o666, 1234));
         let synced = changed_file(&mounted, "synced");
@@ -498,8 +498,8 @@ fn new_file_attributes_arrive_with_its_bytes() {
 /// attributes.
 #[test]
 fn new_file_attributes_merge_with_foreign_changes() {
-    both(|array, mounted| {
-        let other = array.mount(true);
+    both(|cluster, mounted| {
+        let other = cluster.mount(true);
         let theirs = |name| {
             fs::set_permissions(other.join(name), fs::Permissions::from_mode(0o444)).unwrap();
             soon("the change arrives", || rights(&mounted, name).0 == 0o444);
@@ -537,15 +537,17 @@ fn file_read_over_http_can_be_removed() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let (writes, reads) = (array.mount(true), array.mount(false));
-    let objects = |array: &Array| -> usize {
-        let folders = (0..2).map(|n| array.folder().join(format!("e{n}/objects")));
-        let folders = folders.flat_map(|folder| fs::read_dir(folder).into_iter().flatten());
-        let files = folders.map(|folder| fs::read_dir(folder.unwrap().path()).unwrap().count());
+    let mut cluster = Cluster::start();
+    let (writes, reads) = (cluster.mount(true), cluster.mount(false));
+    let objects = |cluster: &Cluster| -> usize {
+        let directories = (0..2).map(|n| cluster.directory().join(format!("e{n}/objects")));
+        let directories =
+            directories.flat_map(|directory| fs::read_dir(directory).into_iter().flatten());
+        let files =
+            directories.map(|directory| fs::read_dir(directory.unwrap().path()).unwrap().count());
         files.sum()
     };
-    let before = objects(&array);
+    let before = objects(&cluster);
     for round in 0..3 {
         for number in 0..20 {
             let text = format!("{round} {number}");
@@ -575,7 +577,7 @@ fn file_read_over_http_can_be_removed() {
     for number in 0..20 {
         fs::remove_file(writes.join(format!("f{number}"))).unwrap();
     }
-    soon("the objects are gone", || objects(&array) == before);
+    soon("the objects are gone", || objects(&cluster) == before);
 }
 
 /// Memory maps, holes and descriptors that are duplicated work as on a local file system.
@@ -584,8 +586,8 @@ fn shared_maps_and_holes_work() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let mounted = array.mount(true);
+    let mut cluster = Cluster::start();
+    let mounted = cluster.mount(true);
     let path = mounted.join("f");
     let file = OpenOptions::new()
         .read(true)
@@ -622,8 +624,8 @@ fn mounts_see_changes_of_each_other() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let (one, two) = (array.mount(true), array.mount(false));
+    let mut cluster = Cluster::start();
+    let (one, two) = (cluster.mount(true), cluster.mount(false));
     fs::create_dir(one.join("d")).unwrap();
     fs::write(one.join("d/f"), "first").unwrap();
     soon("the file is there", || {
@@ -655,8 +657,8 @@ fn other_mounts_see_sealed_versions_only() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let (one, two) = (array.mount(true), array.mount(true));
+    let mut cluster = Cluster::start();
+    let (one, two) = (cluster.mount(true), cluster.mount(true));
     fs::write(one.join("f"), "sealed").unwrap();
     soon("it is sealed", || {
         fs::read(two.join("f")).is_ok_and(|data| data == b"sealed")
@@ -682,9 +684,9 @@ fn closed_bytes_are_visible_on_all_mounts() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let writes = array.mount(true);
-    let others = [array.mount(true), array.mount(false)];
+    let mut cluster = Cluster::start();
+    let writes = cluster.mount(true);
+    let others = [cluster.mount(true), cluster.mount(false)];
     let open = File::create(writes.join("open")).unwrap();
     for round in 0..100_u32 {
         let text = format!("round {round}");
@@ -761,16 +763,16 @@ fn large_directory_is_listed_completely() {
 /// Open files work after a restart of the server, and files closed during the restart are sealed after it.
 #[test]
 fn open_files_survive_server_restart() {
-    both(|array, mounted| {
+    both(|cluster, mounted| {
         fs::write(mounted.join("before"), "before").unwrap();
         let mut open = File::create(mounted.join("open")).unwrap();
         open.write_all(b"one ").unwrap();
-        array.stop_server();
+        cluster.stop_server();
         open.write_all(b"two").unwrap();
         let path = mounted.join("during");
         let maker = std::thread::spawn(move || fs::write(path, "during"));
         std::thread::sleep(Duration::from_millis(300));
-        array.start_server();
+        cluster.start_server();
         maker.join().unwrap().unwrap();
         drop(open);
         for (name, text) in [
@@ -780,7 +782,7 @@ fn open_files_survive_server_restart() {
         ] {
             assert_eq!(fs::read_to_string(mounted.join(name)).unwrap(), text);
         }
-        let other = array.mount(true);
+        let other = cluster.mount(true);
         soon("all is sealed", || {
             fs::read_to_string(other.join("open")).is_ok_and(|text| text == "one two")
         });
@@ -791,20 +793,20 @@ fn open_files_survive_server_restart() {
 /// the file.
 #[test]
 fn unmount_seals_open_files() {
-    both(|array, mounted| {
+    both(|cluster, mounted| {
         let mut writer = File::create(mounted.join("f")).unwrap();
         writer.write_all(b"in time").unwrap();
         mounted.unmount();
         // Bytes that the kernel still accepts are not stored.
         let _ = writer.write_all(b", too late");
-        let again = array.mount(true);
+        let again = cluster.mount(true);
         soon("it is sealed", || {
             fs::read(again.join("f")).is_ok_and(|data| data == b"in time")
         });
     });
 }
 
-/// Returns the entries of the root without the folder of kernels, which every array has.
+/// Returns the entries of the root without the directory of kernels, which every cluster has.
 fn root(mounted: &Mounted) -> Vec<String> {
     let entries = fs::read_dir(mounted.path()).unwrap();
     entries
@@ -813,9 +815,9 @@ fn root(mounted: &Mounted) -> Vec<String> {
         .collect()
 }
 
-/// The control folder shows nodes, users and lineage, and is not part of listings.
+/// The control directory shows nodes, users and lineage, and is not part of listings.
 #[test]
-fn control_folder_shows_nodes_users_and_lineage() {
+fn control_directory_shows_nodes_users_and_lineage() {
     both(|_, mounted| {
         fs::write(mounted.join("f"), "x").unwrap();
         assert_eq!(root(&mounted), ["f"]);
@@ -824,8 +826,8 @@ fn control_folder_shows_nodes_users_and_lineage() {
         assert!(!mounted.join(".tidemill/nodes/7").exists());
         let link = fs::read_link(mounted.join(".analyzethis")).unwrap();
         assert_eq!(link.to_str(), Some(".tidemill"));
-        let folder = fs::metadata(mounted.join(".tidemill/root")).unwrap();
-        assert_eq!((folder.mode() & 0o7777, folder.uid()), (0o500, 0));
+        let directory = fs::metadata(mounted.join(".tidemill/root")).unwrap();
+        assert_eq!((directory.mode() & 0o7777, directory.uid()), (0o500, 0));
         assert!(
             fs::metadata(mounted.join(".tidemill/lineage/f"))
                 .unwrap()
@@ -846,8 +848,8 @@ fn mount_starts_while_another_writes() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let busy = array.mount(true);
+    let mut cluster = Cluster::start();
+    let busy = cluster.mount(true);
     let over = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -857,7 +859,7 @@ fn mount_starts_while_another_writes() {
             }
         });
         for _ in 0..20 {
-            let mounted = array.mount(true);
+            let mounted = cluster.mount(true);
             let seen = fs::metadata(mounted.path()).map(|root| root.is_dir());
             let listed = fs::read_dir(mounted.path()).map(|_| ());
             let said = (seen.ok(), listed.ok());

@@ -6,9 +6,9 @@
     reason = "a test that can't do what it needs fails"
 )]
 
-mod array;
+mod cluster;
 
-use array::{Array, can_mount, require};
+use cluster::{Cluster, can_mount, require};
 use rustix::fs::{AtFlags, CWD};
 use rustix::io::Errno;
 use std::fs::{self, File};
@@ -32,10 +32,10 @@ fn live_mountpoint_is_refused() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let one = array.mount(true);
+    let mut cluster = Cluster::start();
+    let one = cluster.mount(true);
     fs::write(one.join("f"), "here").unwrap();
-    let refused = array.try_mount(one.path()).unwrap_err();
+    let refused = cluster.try_mount(one.path()).unwrap_err();
     assert!(refused.is(Errno::BUSY), "{refused}");
     assert!(refused.to_string().contains("already"), "{refused}");
     assert_eq!(mounts(one.path()), 1);
@@ -48,8 +48,8 @@ fn unmount_removes_only_own_mount() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let one = array.mount(true);
+    let mut cluster = Cluster::start();
+    let one = cluster.mount(true);
     let path = one.path().to_owned();
     let other = |path: &Path| {
         let flags = rustix::mount::MountFlags::empty();
@@ -67,7 +67,7 @@ fn unmount_removes_only_own_mount() {
     unmount(&path);
     give_back(&path).unwrap();
     // In its place.
-    let two = array.mount(true);
+    let two = cluster.mount(true);
     let path = two.path().to_owned();
     unmount(&path);
     other(&path);
@@ -77,35 +77,35 @@ fn unmount_removes_only_own_mount() {
     give_back(&path).unwrap();
 }
 
-/// The bare folder of a mount that was detached refuses files. After an orderly end, the folder can be removed.
+/// The bare directory of a mount that was detached refuses files. After an orderly end, the directory can be removed.
 #[test]
-fn bare_folder_refuses_files_until_orderly_unmount() {
+fn bare_directory_refuses_files_until_orderly_unmount() {
     if !can_mount() {
         return;
     }
-    let mut array = Array::start();
-    let one = array.mount(true);
+    let mut cluster = Cluster::start();
+    let one = cluster.mount(true);
     let path = one.path().to_owned();
     rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH).unwrap();
-    let folder = File::open(&path).unwrap();
-    let flags = rustix::fs::ioctl_getflags(&folder);
+    let directory = File::open(&path).unwrap();
+    let flags = rustix::fs::ioctl_getflags(&directory);
     if flags.is_ok_and(|flags| flags.contains(rustix::fs::IFlags::IMMUTABLE)) {
         let refused = fs::write(path.join("lost"), "x").unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
     } else {
-        require::tell("folders can't be made immutable here");
+        require::tell("directories can't be made immutable here");
     }
     let mode = rustix::fs::statat(CWD, &path, AtFlags::empty())
         .unwrap()
         .st_mode;
     assert_eq!(mode & 0o222, 0);
     drop(one);
-    // The folder can be mounted on again.
-    let again = array.try_mount(&path).unwrap();
+    // The directory can be mounted on again.
+    let again = cluster.try_mount(&path).unwrap();
     fs::write(again.join("f"), "x").unwrap();
     again.unmount();
     fs::write(path.join("found"), "x").unwrap();
-    let refused = array.try_mount(&path).unwrap_err();
+    let refused = cluster.try_mount(&path).unwrap_err();
     assert!(refused.is(Errno::NOTEMPTY), "{refused}");
     assert!(refused.to_string().contains("found"), "{refused}");
     fs::remove_dir_all(&path).unwrap();
@@ -118,8 +118,8 @@ fn unresponsive_mountpoint_is_refused_without_blocking() {
     if !can_mount() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("mnt");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("mnt");
     assert!(!mountpoint::is_there(&path));
     fs::create_dir(&path).unwrap();
     let mut options = File::options();

@@ -1,4 +1,4 @@
-//! Names as programs rely on them: created names exist, replaced content is new, on every mount, whatever others do to the folder at the
+//! Names as programs rely on them: created names exist, replaced content is new, on every mount, whatever others do to the directory at the
 //! same time.
 
 #![allow(
@@ -6,9 +6,9 @@
     reason = "a test that can't do what it needs fails"
 )]
 
-mod array;
+mod cluster;
 
-use array::{Array, Mounted, can_mount};
+use cluster::{Cluster, Mounted, can_mount};
 use rustix::fs::{CWD, RenameFlags};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Write};
@@ -17,15 +17,15 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::scope;
 
-/// An array with a mount in place and one over HTTP, in both orders.
+/// A cluster with a mount in place and one over HTTP, in both orders.
 fn two_mounts(test: impl Fn(&Mounted, &Mounted)) {
     if !can_mount() {
         return;
     }
     for in_place in [true, false] {
         eprintln!("in place: {in_place}");
-        let mut array = Array::start();
-        let (one, two) = (array.mount(in_place), array.mount(!in_place));
+        let mut cluster = Cluster::start();
+        let (one, two) = (cluster.mount(in_place), cluster.mount(!in_place));
         test(&one, &two);
     }
 }
@@ -47,9 +47,9 @@ fn beside<T>(repeat: impl Fn(u64) + Sync, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Created names exist, although others change the folder's attributes and entries at the same time.
+/// Created names exist, although others change the directory's attributes and entries at the same time.
 #[test]
-fn created_names_exist_while_others_change_folder() {
+fn created_names_exist_while_others_change_directory() {
     two_mounts(|one, two| {
         fs::create_dir(one.join("d")).unwrap();
         let (here, there) = (one.join("d"), two.join("d"));
@@ -107,7 +107,7 @@ fn file_saved_by_rename_is_always_whole() {
     });
 }
 
-/// A second name publishes the content, too. So does the rename of a folder, for all files written below it.
+/// A second name publishes the content, too. So does the rename of a directory, for all files written below it.
 #[test]
 fn renamed_or_linked_files_are_whole_on_other_mounts() {
     two_mounts(|one, two| {
@@ -163,14 +163,14 @@ fn content_follows_at_close_if_open_file_is_renamed() {
 fn listing_never_revives_removed_names() {
     two_mounts(|one, two| {
         for by_other in [false, true] {
-            let folder = if by_other { "b" } else { "a" };
-            let here = one.join(folder);
+            let directory = if by_other { "b" } else { "a" };
+            let here = one.join(directory);
             fs::create_dir(&here).unwrap();
             for number in 0..2000 {
                 fs::write(here.join(format!("f{number:04}")), "old").unwrap();
             }
             let changer: PathBuf = if by_other {
-                two.join(folder)
+                two.join(directory)
             } else {
                 here.clone()
             };
@@ -205,7 +205,7 @@ fn listing_never_revives_removed_names() {
 
 /// A program saves by rename while `ls -l` runs all the time: readers get the last saved content.
 #[test]
-fn last_saved_content_is_read_while_folder_is_listed() {
+fn last_saved_content_is_read_while_directory_is_listed() {
     two_mounts(|one, _| {
         let here = one.join("d");
         fs::create_dir(&here).unwrap();
@@ -281,9 +281,9 @@ fn attributes_follow_renames() {
     });
 }
 
-/// No entry gets the name of the control folder, or of the link to it, and neither can be removed.
+/// No entry gets the name of the control directory, or of the link to it, and neither can be removed.
 #[test]
-fn control_folder_names_are_refused() {
+fn control_directory_names_are_refused() {
     two_mounts(|one, _| {
         fs::create_dir(one.join("d")).unwrap();
         fs::write(one.join("f"), "keep").unwrap();

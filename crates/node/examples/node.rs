@@ -1,4 +1,4 @@
-//! Smallest program that runs a node: `node ID FOLDER SERVER`, with SERVER as `http://host:port`.
+//! Smallest program that runs a node: `node ID DIRECTORY SERVER`, with SERVER as `http://host:port`.
 //!
 //! The tests of this crate start and kill it. It is also the program in which built-in kernels run.
 
@@ -7,10 +7,10 @@ use tidemill_node::{Config, Node};
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     tidemill_kernel::child::main_if_child();
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [id, folder, server] = args.as_slice() else {
-        return Err("usage: node ID FOLDER SERVER".into());
+    let [id, directory, server] = args.as_slice() else {
+        return Err("usage: node ID DIRECTORY SERVER".into());
     };
-    let mut config = Config::new(id.parse()?, folder, server.parse()?);
+    let mut config = Config::new(id.parse()?, directory, server.parse()?);
     config.cores = 2;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

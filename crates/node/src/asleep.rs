@@ -109,8 +109,8 @@ pub async fn until_woken(config: &Config) {
 async fn wait(config: &Config) -> Result<bool, String> {
     let server = Server::connect(&config.server, config.credential.as_ref()).await;
     let server = server.map_err(|error| error.to_string())?;
-    let folder = config.folder.canonicalize();
-    let folder = folder.unwrap_or_else(|_| config.folder.clone());
+    let directory = config.directory.canonicalize();
+    let directory = directory.unwrap_or_else(|_| config.directory.clone());
     let hello = v1::Hello {
         version: PROTOCOL_VERSION,
         asleep: true,
@@ -118,7 +118,7 @@ async fn wait(config: &Config) -> Result<bool, String> {
             node: config.node.0,
             role: role_name(config.role).into(),
             host: config.host.clone(),
-            folder: folder.display().to_string(),
+            directory: directory.display().to_string(),
             ..v1::Node::default()
         }),
         ..v1::Hello::default()
@@ -128,7 +128,7 @@ async fn wait(config: &Config) -> Result<bool, String> {
     };
     // The outgoing stream stays open: its end would end the connection.
     let outgoing = tokio_stream::once(hello).chain(tokio_stream::pending());
-    let mut incoming = match server.array().attach(outgoing).await {
+    let mut incoming = match server.cluster().attach(outgoing).await {
         Ok(incoming) => incoming.into_inner(),
         // The node wakes to receive the message of its removal, and then ends.
         Err(status) if condition::NODE_REMOVED.is_why(&status) => return Ok(true),

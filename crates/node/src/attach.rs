@@ -1,5 +1,5 @@
-//! The node's one connection to the server: `Array.Attach`. The module passes the server's messages to the node and sends the
-//! node's reports (next: `server/src/array.rs`).
+//! The node's one connection to the server: `Cluster.Attach`. The module passes the server's messages to the node and sends the
+//! node's reports (next: `server/src/cluster.rs`).
 //!
 //! A broken connection is always opened again. The node then sends the labels that it knows and all outcomes that were not acknowledged.
 //! So one of the two sides repeats each message that was lost with a connection; ids make the repetition harmless.
@@ -87,7 +87,7 @@ async fn attach(
         daemon.parts().pulls.set_trust(trust);
     }
     let outgoing = UnboundedReceiverStream::new(daemon.parts().reports.connect(hello(daemon)?));
-    let incoming = server.array().attach(outgoing).await;
+    let incoming = server.cluster().attach(outgoing).await;
     let mut incoming = match incoming {
         Ok(incoming) => incoming.into_inner(),
         Err(status) if condition::NODE_REMOVED.is_why(&status) => {
@@ -130,7 +130,7 @@ fn hello(daemon: &Daemon) -> Result<v1::Hello, Error> {
     Ok(v1::Hello {
         version: PROTOCOL_VERSION,
         node: Some(daemon.describe()),
-        array_id: daemon.array(),
+        cluster_id: daemon.cluster(),
         labels: known.iter().map(|record| record.id.0).collect(),
         free_space_epoch: 0,
         asleep: false,
@@ -140,13 +140,13 @@ fn hello(daemon: &Daemon) -> Result<v1::Hello, Error> {
 
 async fn on_welcome(daemon: &Daemon, welcome: &v1::Welcome) -> Result<(), Ended> {
     daemon
-        .join(welcome.array_id, Key::from_slice(&welcome.key)?)
+        .join(welcome.cluster_id, Key::from_slice(&welcome.key)?)
         .await?;
     daemon.renew(&welcome.certificate).await?;
     daemon
         .clocks
         .heard(u64::try_from(welcome.time_ns).unwrap_or(0));
-    tracing::info!(node = %daemon.config.node, url = %daemon.url, "attached to array {:016x}", welcome.array_id);
+    tracing::info!(node = %daemon.config.node, url = %daemon.url, "attached to cluster {:016x}", welcome.cluster_id);
     daemon.labels().report().map_err(Error::from)?;
     Ok(())
 }

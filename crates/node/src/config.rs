@@ -24,25 +24,25 @@ pub const SCRUB_BYTES_PER_SEC_DEFAULT: u64 = 64 << 20;
 /// Configuration of a node at its start.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Id in the array; a folder belongs to one id for ever.
+    /// Id in the cluster; a directory belongs to one id for ever.
     pub node: NodeId,
     /// Role of the node.
     pub role: Role,
     /// Whether the node belongs to the burst tier: its files are moved on to other nodes.
     pub burst: bool,
-    /// Folder for all files of the node. It is created if it does not exist.
-    pub folder: PathBuf,
+    /// Directory for all files of the node. It is created if it does not exist.
+    pub directory: PathBuf,
     /// HTTP address; port 0 takes any free port.
     pub listen: SocketAddr,
-    /// Whether the node serves with TLS. An array does so by default.
+    /// Whether the node serves with TLS. A cluster does so by default.
     pub tls: bool,
     /// URL for others, `https://host:port` (`http://` without TLS); `None`: the address that the node listens on.
     pub url: Option<String>,
     /// Id of the node's host; see `tidemill_client::host::id`.
     pub host: String,
-    /// Server of the array.
+    /// Server of the cluster.
     pub server: Endpoint,
-    /// Content of the array's token file; needed over TCP only.
+    /// Content of the cluster's token file; needed over TCP only.
     pub credential: Option<Credential>,
     /// Cores for concurrent kernels.
     pub cores: u32,
@@ -54,17 +54,17 @@ pub struct Config {
     pub kernels_idle: bool,
     /// Memory limit of all kernels together, in bytes, if the host allows control groups; `None`: seven eighths of the host's memory.
     pub kernels_memory_bytes: Option<u64>,
-    /// Folders of the host that kernels may see, with all folders below them, if their tasks ask for them.
-    pub kernels_folders: Vec<PathBuf>,
-    /// Files and folders of the array and of its keys on this host that kernels never see, in addition to the node's own folder.
+    /// Directories of the host that kernels may see, with all directories below them, if their tasks ask for them.
+    pub kernels_dirs: Vec<PathBuf>,
+    /// Files and directories of the cluster and of its keys on this host that kernels never see, in addition to the node's own directory.
     pub hidden: Vec<PathBuf>,
-    /// Folders that are searched for programs before the system's folders. All kernels see them.
+    /// Directories that are searched for programs before the system's directories. All kernels see them.
     pub kernels_path: Vec<PathBuf>,
     /// Environment variables of all kernels, unless their tasks set them.
     pub kernels_environment: Vec<(String, String)>,
     /// Medium of the node's objects.
     pub medium: Medium,
-    /// Location of the files, if it is outside of the array.
+    /// Location of the files, if it is outside of the cluster.
     pub outside: Option<Where>,
     /// Bytes that the node's objects may take; `None`: the whole device.
     pub capacity_bytes: Option<u64>,
@@ -87,7 +87,7 @@ pub struct Config {
     /// Program that runs built-in and native kernels if started with the hidden argument of `tidemill_kernel`; normally the running
     /// program.
     pub program: PathBuf,
-    /// Whether objects of nodes on the same host are taken from their folders. Otherwise they are pulled over HTTP like all others.
+    /// Whether objects of nodes on the same host are taken from their directories. Otherwise they are pulled over HTTP like all others.
     pub in_place: bool,
     /// Limit of pulled objects that are kept after their last use for later tasks, in bytes.
     pub pulled_bytes_max: u64,
@@ -126,13 +126,13 @@ impl Config {
     /// Returns the configuration of a node of role `store` with the defaults: any port of the loopback, all cores of the host, status
     /// every second, TLS unless the server is reached without it.
     #[must_use]
-    pub fn new(node: NodeId, folder: impl Into<PathBuf>, server: Endpoint) -> Self {
+    pub fn new(node: NodeId, directory: impl Into<PathBuf>, server: Endpoint) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             node,
             role: Role::Store,
             burst: false,
-            folder: folder.into(),
+            directory: directory.into(),
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             tls: !matches!(server, Endpoint::Http(_)),
             url: None,
@@ -144,7 +144,7 @@ impl Config {
             resources: BTreeMap::new(),
             kernels_idle: true,
             kernels_memory_bytes: None,
-            kernels_folders: Vec::new(),
+            kernels_dirs: Vec::new(),
             hidden: Vec::new(),
             kernels_path: Vec::new(),
             kernels_environment: Vec::new(),

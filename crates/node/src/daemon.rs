@@ -1,5 +1,5 @@
-//! State of one node that its modules share: its configuration, its identity in the array, and its components. It uses the database and
-//! sends status reports to the server (next: `server/src/array.rs`).
+//! State of one node that its modules share: its configuration, its identity in the cluster, and its components. It uses the database and
+//! sends status reports to the server (next: `server/src/cluster.rs`).
 
 use crate::asleep::Traffic;
 use crate::clocks::Clocks;
@@ -26,12 +26,12 @@ use tokio::sync::watch;
 
 /// Keys of the table `identity`.
 const NODE: &str = "node";
-const ARRAY: &str = "array";
+const CLUSTER: &str = "cluster";
 const KEY: &str = "key";
-/// Key that is set when the server has taken the node out of the array; `server/src/rebuild/kept.rs` reads it.
+/// Key that is set when the server has taken the node out of the cluster; `server/src/rebuild/kept.rs` reads it.
 const REMOVED: &str = "removed";
 
-/// Maximum time that a request waits for a newly started node to join its array.
+/// Maximum time that a request waits for a newly started node to join its cluster.
 const JOIN_MAX: Duration = Duration::from_secs(5);
 
 /// Refreshes of the status object between two searches for installed and removed programs.
@@ -39,7 +39,7 @@ const REFRESHES_PER_LOOK: u32 = 5;
 /// Refreshes after which the complete status is sent even if it has not changed: the use of kernels, and the flash model.
 const REFRESHES_PER_STATUS: u32 = 3;
 
-/// Refreshes of the status object between two clean-ups of the label table and of the folder of tasks.
+/// Refreshes of the status object between two clean-ups of the label table and of the directory of tasks.
 const REFRESHES_PER_PRUNE: u32 = 30;
 
 /// State that the modules of a node share.
@@ -65,14 +65,14 @@ pub struct Daemon {
     counts_room: bool,
 }
 
-/// Array that the node belongs to.
+/// Cluster that the node belongs to.
 #[derive(Clone, Debug, Default)]
 struct Membership {
-    array: u64,
+    cluster: u64,
     key: Option<Key>,
 }
 
-/// Checks that a folder belongs to this node. Records the node's id in a new folder.
+/// Checks that a directory belongs to this node. Records the node's id in a new directory.
 ///
 /// # Errors
 /// [`Error::OtherNode`], [`Error::Removed`], or if the database fails.
@@ -84,13 +84,13 @@ pub(crate) fn claim(db: &Db, config: &Config) -> Result<(), Error> {
     {
         return Err(Error::Removed {
             node: config.node,
-            path: config.folder.clone(),
+            path: config.directory.clone(),
         });
     }
     match db.read(|connection| records::identity(connection, NODE))? {
         Some(theirs) if theirs == ours.as_bytes() => Ok(()),
         Some(theirs) => Err(Error::OtherNode {
-            path: config.folder.clone(),
+            path: config.directory.clone(),
             theirs: String::from_utf8_lossy(&theirs).into_owned(),
             ours: config.node,
         }),
@@ -109,30 +109,30 @@ pub(crate) fn claim(db: &Db, config: &Config) -> Result<(), Error> {
     }
 }
 
-/// Returns whether the server has taken the node of this folder out of the array, according to the folder's database.
+/// Returns whether the server has taken the node of this directory out of the cluster, according to the directory's database.
 #[must_use]
-pub fn is_removed(folder: &std::path::Path) -> bool {
+pub fn is_removed(directory: &std::path::Path) -> bool {
     let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
-    let database = rusqlite::Connection::open_with_flags(folder.join("node.db"), flags);
+    let database = rusqlite::Connection::open_with_flags(directory.join("node.db"), flags);
     let removed = database.and_then(|db| records::identity(&db, REMOVED));
     removed.is_ok_and(|removed| removed.is_some())
 }
 
 impl Daemon {
-    /// Creates the state and restores the membership in the array.
+    /// Creates the state and restores the membership in the cluster.
     ///
     /// # Errors
     /// If the database can't be read.
     pub fn new(config: Config, url: String, executor: Executor) -> Result<Self, Error> {
-        let (array, key) = executor.parts().db.read(|connection| {
+        let (cluster, key) = executor.parts().db.read(|connection| {
             Ok((
-                records::identity(connection, ARRAY)?,
+                records::identity(connection, CLUSTER)?,
                 records::identity(connection, KEY)?,
             ))
         })?;
-        let array = array.and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
+        let cluster = cluster.and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
         let membership = Membership {
-            array: array.map_or(0, u64::from_le_bytes),
+            cluster: cluster.map_or(0, u64::from_le_bytes),
             key: key.and_then(|bytes| Key::from_slice(&bytes).ok()),
         };
         let identity = config.tls.then(|| Identity::open(&executor.parts().db));
@@ -181,7 +181,7 @@ impl Daemon {
         self.executor.labels()
     }
 
-    /// Returns the key that verifies capabilities; `None` if the node does not join an array soon.
+    /// Returns the key that verifies capabilities; `None` if the node does not join a cluster soon.
     pub async fn key(&self) -> Option<Key> {
         if let Some(key) = &self.membership.borrow().key {
             return Some(key.clone());
@@ -192,52 +192,52 @@ impl Daemon {
         joined.ok()?.ok()?.key.clone()
     }
 
-    /// Returns the array of the node; 0 until it has joined one.
+    /// Returns the cluster of the node; 0 until it has joined one.
     #[must_use]
-    pub fn array(&self) -> u64 {
-        self.membership.borrow().array
+    pub fn cluster(&self) -> u64 {
+        self.membership.borrow().cluster
     }
 
-    /// Joins an array, or reconnects to it.
+    /// Joins a cluster, or reconnects to it.
     ///
     /// # Errors
-    /// [`Error::OtherArray`] if the node belongs to another array; or if the database can't store the membership.
-    pub async fn join(&self, array: u64, key: Key) -> Result<(), Error> {
+    /// [`Error::OtherCluster`] if the node belongs to another cluster; or if the database can't store the membership.
+    pub async fn join(&self, cluster: u64, key: Key) -> Result<(), Error> {
         let before = self.membership.borrow().clone();
-        if before.array != 0 && before.array != array {
-            return Err(Error::OtherArray {
-                path: self.config.folder.clone(),
+        if before.cluster != 0 && before.cluster != cluster {
+            return Err(Error::OtherCluster {
+                path: self.config.directory.clone(),
                 server: self.config.server.to_string(),
-                ours: before.array,
-                theirs: array,
+                ours: before.cluster,
+                theirs: cluster,
             });
         }
         let same = before
             .key
             .is_some_and(|old| old.as_bytes() == key.as_bytes());
-        if !same || before.array == 0 {
+        if !same || before.cluster == 0 {
             let bytes = key.as_bytes().to_vec();
             let change = move |connection: &rusqlite::Connection| {
-                records::set_identity(connection, ARRAY, &array.to_le_bytes())?;
+                records::set_identity(connection, CLUSTER, &cluster.to_le_bytes())?;
                 records::set_identity(connection, KEY, &bytes)
             };
             self.parts().db.write(true, change).await?;
         }
         self.membership.send_replace(Membership {
-            array,
+            cluster,
             key: Some(key),
         });
         Ok(())
     }
 
-    /// Records in the node's database that the server has taken the node out of the array. Returns the reason to end.
+    /// Records in the node's database that the server has taken the node out of the cluster. Returns the reason to end.
     pub(crate) async fn leave(&self) -> Error {
         let change =
             |connection: &rusqlite::Connection| records::set_identity(connection, REMOVED, &[1]);
         match self.parts().db.write(true, change).await {
             Ok(()) => Error::Removed {
                 node: self.config.node,
-                path: self.config.folder.clone(),
+                path: self.config.directory.clone(),
             },
             Err(error) => error.into(),
         }
@@ -260,7 +260,7 @@ impl Daemon {
         }
     }
 
-    /// Returns the host name for other nodes. It differs if files stay outside, as others must not open the folder then.
+    /// Returns the host name for other nodes. It differs if files stay outside, as others must not open the directory then.
     fn host(&self) -> String {
         match self.config.outside {
             Some(_) => format!("{} (outside)", self.config.host),
@@ -271,13 +271,13 @@ impl Daemon {
     /// Returns the conditions of this node that an administrator must act on.
     fn conditions(&self, unusable: Option<StoreError>) -> Vec<v1::Condition> {
         let (parts, node) = (self.parts(), self.config.node.0);
-        let folder = unusable.map(|error| {
-            let cause = format!("its folder can't be used: {error}");
-            condition::NODE_FOLDER.of(Some(node), cause)
+        let directory = unusable.map(|error| {
+            let cause = format!("its directory can't be used: {error}");
+            condition::NODE_DIRECTORY.of(Some(node), cause)
         });
         let store = parts.outside.as_ref();
         let store = store.and_then(|outside| outside.condition(node));
-        let mut found: Vec<v1::Condition> = folder.into_iter().collect();
+        let mut found: Vec<v1::Condition> = directory.into_iter().collect();
         found.extend(parts.db.left().conditions(node));
         found.extend(store);
         found.extend(self.clocks.condition(node, now().0));
@@ -288,7 +288,7 @@ impl Daemon {
     #[must_use]
     pub fn describe(&self) -> v1::Node {
         let parts = self.parts();
-        // Without its folder the node takes no files. The server must learn the reason.
+        // Without its directory the node takes no files. The server must learn the reason.
         let (space, unusable) = match parts.store.space() {
             Ok(space) => (space, None),
             Err(error) => (Space::NONE, Some(error)),
@@ -302,7 +302,7 @@ impl Daemon {
             up: true,
             url: self.url.clone(),
             host: self.host(),
-            folder: self.config.folder.display().to_string(),
+            directory: self.config.directory.display().to_string(),
             cores: self.config.cores,
             memory_bytes: self.config.offers().memory_bytes,
             resources: self.config.resources.clone(),
@@ -383,9 +383,9 @@ impl Daemon {
     pub fn probe(&self, probe: &v1::Probe) -> v1::Probed {
         let parts = self.parts();
         let (uid, gid) = (probe.uid, probe.gid);
-        let folder = parts.folder.join("run");
-        let folder = folder.join(format!("probe-{}", probe.request));
-        let share = parts.runner.probe(folder, Owner { uid, gid });
+        let directory = parts.directory.join("run");
+        let directory = directory.join(format!("probe-{}", probe.request));
+        let share = parts.runner.probe(directory, Owner { uid, gid });
         let share = share.inspect_err(
             |error| tracing::warn!(%error, "the load of the processors can't be told"),
         );

@@ -1,5 +1,5 @@
 //! Database of the node: schema, migrations, and one writer thread that commits many changes in one transaction. The module reads and
-//! writes the database files in the node's folder.
+//! writes the database files in the node's directory.
 //!
 //! It knows SQL and not the meaning of the rows, which [`crate::records`] defines. With `synchronous=NORMAL` in WAL mode, a commit survives
 //! `kill -9`. A change that must be durable makes its whole group be synced. Commits need no free space on the device: `reserve.rs`.
@@ -260,7 +260,7 @@ impl Db {
             path: path.to_owned(),
             source,
         };
-        // The database holds the array's key: it must be private before anything is written to it.
+        // The database holds the cluster's key: it must be private before anything is written to it.
         let options = std::os::unix::fs::OpenOptionsExt::mode(
             std::fs::OpenOptions::new()
                 .write(true)
@@ -582,9 +582,9 @@ mod tests {
     use super::*;
 
     fn open() -> (tempfile::TempDir, Db) {
-        let folder = tempfile::tempdir().unwrap();
-        let db = Db::open(&folder.path().join("node.db")).unwrap();
-        (folder, db)
+        let directory = tempfile::tempdir().unwrap();
+        let db = Db::open(&directory.path().join("node.db")).unwrap();
+        (directory, db)
     }
 
     fn insert(id: i64) -> impl FnOnce(&Connection) -> Result<(), rusqlite::Error> + Send {
@@ -605,7 +605,7 @@ mod tests {
 
     #[tokio::test]
     async fn failed_write_does_not_affect_its_group() {
-        let (_folder, db) = open();
+        let (_directory, db) = open();
         let (one, again, two) = tokio::join!(
             db.write(false, insert(1)),
             db.write(false, move |connection| {
@@ -622,7 +622,7 @@ mod tests {
 
     #[tokio::test]
     async fn stopped_database_keeps_writes_and_refuses_more() {
-        let (folder, db) = open();
+        let (directory, db) = open();
         for id in 0..100 {
             db.submit(false, insert(id), drop);
         }
@@ -631,14 +631,14 @@ mod tests {
             db.write(false, insert(1000)).await,
             Err(DbError::Stopped)
         ));
-        let again = Db::open(&folder.path().join("node.db")).unwrap();
+        let again = Db::open(&directory.path().join("node.db")).unwrap();
         assert_eq!(ids(&again).len(), 100);
     }
 
     /// Returns the value of the row `log` in a copy of the database file alone, without its log.
-    fn copied(folder: &Path) -> Vec<u8> {
-        let copy = folder.join("copy.db");
-        std::fs::copy(folder.join("node.db"), &copy).unwrap();
+    fn copied(directory: &Path) -> Vec<u8> {
+        let copy = directory.join("copy.db");
+        std::fs::copy(directory.join("node.db"), &copy).unwrap();
         let copy = Connection::open(copy).unwrap();
         let sql = "SELECT value FROM identity WHERE key = 'log'";
         copy.query_row(sql, [], |row| row.get(0)).unwrap()
@@ -646,9 +646,9 @@ mod tests {
 
     #[test]
     fn database_copy_without_log_is_detected_until_stop() {
-        let (folder, db) = open();
+        let (directory, db) = open();
         let inside = |db: &Db| db.read(|db| crate::records::identity(db, "log")).unwrap();
-        assert_eq!(copied(folder.path()), [1]);
+        assert_eq!(copied(directory.path()), [1]);
         assert_eq!(inside(&db).as_deref(), Some(&[0][..]));
         // This is many times the size at which the log is checkpointed.
         for round in 0..40 {
@@ -664,18 +664,18 @@ mod tests {
                 let change = insert(round * 4 + id);
                 db.write_blocking(false, change).unwrap();
             }
-            assert_eq!(copied(folder.path()), [1]);
+            assert_eq!(copied(directory.path()), [1]);
             assert_eq!(inside(&db).as_deref(), Some(&[0][..]));
         }
-        let log = folder.path().join("node.db-wal");
+        let log = directory.path().join("node.db-wal");
         assert!(std::fs::metadata(log).unwrap().len() < 16 << 20);
         db.stop();
-        assert_eq!(copied(folder.path()), [0]);
+        assert_eq!(copied(directory.path()), [0]);
     }
 
     #[test]
     fn unhashed_lists_objects_without_hash_only() {
-        let (_folder, db) = open();
+        let (_directory, db) = open();
         let insert = |connection: &Connection| {
             let sql = "INSERT INTO object(id, kind, state, hash) VALUES
                        (7, 0, 1, NULL), (8, 0, 1, x'01'), (1152921504606846977, 1, 1, NULL)";
@@ -688,8 +688,8 @@ mod tests {
 
     #[test]
     fn database_of_newer_release_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("node.db");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("node.db");
         Connection::open(&path)
             .unwrap()
             .pragma_update(None, "user_version", 99)

@@ -9,50 +9,52 @@ use tidemill_core::id::NodeId;
 /// Reason why a node can't start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The folder can't be created or used.
-    #[error("the node's folder {path} can't be used: {source}")]
-    Folder {
-        /// Path of the folder or of a file in it.
+    /// The directory can't be created or used.
+    #[error("the node's directory {path} can't be used: {source}")]
+    Directory {
+        /// Path of the directory or of a file in it.
         path: PathBuf,
         /// Error of the system.
         source: std::io::Error,
     },
-    /// The folder can't be in memory.
-    #[error("the node's folder {path} can't be in memory: {why}")]
+    /// The directory can't be in memory.
+    #[error("the node's directory {path} can't be in memory: {why}")]
     Memory {
-        /// Path of the folder.
+        /// Path of the directory.
         path: PathBuf,
         /// Human-readable reason.
         why: String,
     },
-    /// Another process uses the folder.
-    #[error("the folder {0} is in use by another node that runs; stop it or give another folder")]
-    InUse(PathBuf),
-    /// The folder belongs to another node.
+    /// Another process uses the directory.
     #[error(
-        "the folder {path} belongs to node {theirs}, not to node {ours}: give another folder or id"
+        "the directory {0} is in use by another node that runs; stop it or give another directory"
+    )]
+    InUse(PathBuf),
+    /// The directory belongs to another node.
+    #[error(
+        "the directory {path} belongs to node {theirs}, not to node {ours}: give another directory or id"
     )]
     OtherNode {
-        /// Path of the folder.
+        /// Path of the directory.
         path: PathBuf,
-        /// Id with which the folder was created.
+        /// Id with which the directory was created.
         theirs: String,
         /// Requested id.
         ours: NodeId,
     },
-    /// The server belongs to another array.
+    /// The server belongs to another cluster.
     #[error(
-        "the folder {path} belongs to array {ours:016x}, but the server at {server} is that of array {theirs:016x}: \
-         give another folder or the right server"
+        "the directory {path} belongs to cluster {ours:016x}, but the server at {server} is that of cluster {theirs:016x}: \
+         give another directory or the right server"
     )]
-    OtherArray {
-        /// Path of the folder.
+    OtherCluster {
+        /// Path of the directory.
         path: PathBuf,
         /// Address of the server.
         server: String,
-        /// Array of the folder.
+        /// Cluster of the directory.
         ours: u64,
-        /// Array of the server.
+        /// Cluster of the server.
         theirs: u64,
     },
     /// The database failed.
@@ -88,16 +90,16 @@ pub enum Error {
     /// The node can't confine or start kernels.
     #[error("this node can't run kernels: {0}")]
     Kernel(#[from] tidemill_kernel::SetupError),
-    /// The server has taken the node out of the array.
+    /// The server has taken the node out of the cluster.
     #[error(
-        "node {node} was taken out of the array, and does not start again: give a new node another id and an empty \
-         folder, and remove {path}. If the server's database was since replaced by an older copy, run \
+        "node {node} was taken out of the cluster, and does not start again: give a new node another id and an empty \
+         directory, and remove {path}. If the server's database was since replaced by an older copy, run \
          `sqlite3 {path}/node.db \"DELETE FROM identity WHERE key = 'removed'\"` first"
     )]
     Removed {
         /// Id of the node.
         node: NodeId,
-        /// Folder of the node.
+        /// Directory of the node.
         path: PathBuf,
     },
     /// The server has suspended the node.

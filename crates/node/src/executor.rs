@@ -1,5 +1,5 @@
 //! Executor of labels on a fixed set of threads: one per core, threads for tasks without a core, and a few for labels that run no kernel.
-//! The module starts the threads and cleans the folder `run`.
+//! The module starts the threads and cleans the directory `run`.
 //!
 //! [`crate::labels`] chooses the next label, and stores and reports the outcome; [`crate::task`] executes one label.
 
@@ -40,11 +40,11 @@ const COPIES_OUTSIDE: usize = 8;
 pub struct Parts {
     /// Node that owns the labels.
     pub node: NodeId,
-    /// Folder of the node.
-    pub folder: PathBuf,
+    /// Directory of the node.
+    pub directory: PathBuf,
     /// Store of objects.
     pub store: Arc<dyn Store>,
-    /// The same store, if objects stay outside of the array.
+    /// The same store, if objects stay outside of the cluster.
     pub(crate) outside: Option<Arc<Outside>>,
     /// Channels of rooms.
     pub(crate) channels: Arc<Channels>,
@@ -82,9 +82,9 @@ impl Executor {
     /// Queues the labels that were queued when the node stopped, and starts the threads. `offers` are the resources of the node.
     ///
     /// # Errors
-    /// If the database or the folder can't be read, or a thread can't be started.
+    /// If the database or the directory can't be read, or a thread can't be started.
     pub fn start(parts: Parts, offers: Offers) -> Result<Self, Error> {
-        clear(&parts.folder.join("run"))?;
+        clear(&parts.directory.join("run"))?;
         parts.remove_unkept()?;
         let cores = offers.cores;
         let labels = Labels::open(
@@ -152,13 +152,13 @@ impl Executor {
         let parts = self.parts();
         let before = std::mem::take(&mut *self.left.lock());
         let mut left = BTreeSet::new();
-        for entry in std::fs::read_dir(parts.folder.join("run"))
+        for entry in std::fs::read_dir(parts.directory.join("run"))
             .into_iter()
             .flatten()
             .flatten()
         {
             let name = entry.file_name();
-            // The name is `7`, `7.copy` or `7.0.again`; spare folders have other names.
+            // The name is `7`, `7.copy` or `7.0.again`; spare directories have other names.
             let label = name.to_str().and_then(|name| name.split('.').next());
             let Some(label) = label.and_then(|label| label.parse().ok()).map(LabelId) else {
                 continue;
@@ -233,15 +233,15 @@ fn run(parts: &Parts, labels: &Arc<Labels>, (id, live): (LabelId, &Live)) -> boo
     true
 }
 
-/// Empties a folder that tasks may traverse but not list.
-fn clear(folder: &std::path::Path) -> Result<(), Error> {
+/// Empties a directory that tasks may traverse but not list.
+fn clear(directory: &std::path::Path) -> Result<(), Error> {
     use std::os::unix::fs::PermissionsExt;
-    let failed = |source| Error::Folder {
-        path: folder.to_owned(),
+    let failed = |source| Error::Directory {
+        path: directory.to_owned(),
         source,
     };
-    crate::folder::empty(folder).map_err(failed)?;
-    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o711)).map_err(failed)
+    crate::directory::empty(directory).map_err(failed)?;
+    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o711)).map_err(failed)
 }
 
 impl Parts {
@@ -276,7 +276,7 @@ impl Parts {
 
     fn remove_unkept_of(&self, label: &Label) {
         for range in label.operation.makes() {
-            // The files of a folder were stored in order: after the first missing one, no more exist.
+            // The files of a directory were stored in order: after the first missing one, no more exist.
             let mut objects = range.map(ObjectId);
             while objects
                 .next()

@@ -1,4 +1,4 @@
-//! Inputs that another label of the same job is still writing on this node. The module reads them in the private folder of that label
+//! Inputs that another label of the same job is still writing on this node. The module reads them in the private directory of that label
 //! until the label has ended.
 //!
 //! It opens only files that a kernel could read itself: plain files, reached through no link.
@@ -83,17 +83,17 @@ pub(crate) fn fed_by(analysis: &Analysis, maker: &Analysis) -> Option<Vec<(usize
 /// Output file that is being written.
 #[derive(Debug)]
 pub(crate) struct Making {
-    /// Private folder of the label that writes the file, and the name of the file in it.
-    folder: PathBuf,
+    /// Private directory of the label that writes the file, and the name of the file in it.
+    directory: PathBuf,
     name: String,
     fate: Arc<Fate>,
     file: Option<File>,
 }
 
 impl Making {
-    pub(crate) fn new(folder: PathBuf, feed: &Feed) -> Self {
+    pub(crate) fn new(directory: PathBuf, feed: &Feed) -> Self {
         Self {
-            folder,
+            directory,
             name: feed.name.clone(),
             fate: Arc::clone(&feed.fate),
             file: None,
@@ -108,7 +108,7 @@ impl Making {
     /// replaced.
     pub(crate) fn size(&mut self, read: bool) -> u64 {
         if !read || self.file.is_none() {
-            self.file = tidemill_kernel::open_as_made(&self.folder, &self.name).ok();
+            self.file = tidemill_kernel::open_as_made(&self.directory, &self.name).ok();
         }
         let data = self.file.as_ref().and_then(|file| file.metadata().ok());
         data.map_or(0, |data| data.len())
@@ -120,7 +120,7 @@ impl Making {
         };
         file.read_at(buffer, at)
             .map_err(|source| StoreError::Device {
-                path: self.folder.join(&self.name),
+                path: self.directory.join(&self.name),
                 source,
             })
     }

@@ -2,7 +2,7 @@
 //! the database and keeps one snapshot file.
 //!
 //! The node reports writes and removals by appending events to a list. Once per status period the events are added to a [`Ledger`],
-//! whose report is part of the status object. So no writer waits for the model. A snapshot in the folder preserves the wear over restarts.
+//! whose report is part of the status object. So no writer waits for the model. A snapshot in the directory preserves the wear over restarts.
 //! The snapshot is only bookkeeping: if it is missing or damaged, the model restarts from the objects in the database, and nothing else
 //! depends on it. `docs/formats-node.md` defines its layout and the counted writes.
 
@@ -105,11 +105,11 @@ enum Unusable {
 }
 
 impl FlashModel {
-    /// Returns the model of a device of `capacity_bytes` whose snapshot is in `folder`. Reads nothing yet.
+    /// Returns the model of a device of `capacity_bytes` whose snapshot is in `directory`. Reads nothing yet.
     #[must_use]
-    pub fn new(folder: &Path, capacity_bytes: u64) -> Self {
+    pub fn new(directory: &Path, capacity_bytes: u64) -> Self {
         Self {
-            path: folder.join("flash"),
+            path: directory.join("flash"),
             capacity_bytes,
             events: Mutex::default(),
             dropped_bytes: AtomicU64::new(0),
@@ -396,7 +396,7 @@ pub fn json(model: &v1::FlashModel) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::folder::FolderStore;
+    use crate::directory::DirectoryStore;
 
     const MIB: u64 = 1 << 20;
 
@@ -482,10 +482,10 @@ mod tests {
 
     #[test]
     fn events_over_limit_are_left_out_and_counted() {
-        let folder = tempfile::tempdir().unwrap();
-        let db = Db::open(&folder.path().join("node.db")).unwrap();
-        let store = FolderStore::open(folder.path(), None).unwrap();
-        let model = FlashModel::new(folder.path(), 64 * MIB);
+        let directory = tempfile::tempdir().unwrap();
+        let db = Db::open(&directory.path().join("node.db")).unwrap();
+        let store = DirectoryStore::open(directory.path(), None).unwrap();
+        let model = FlashModel::new(directory.path(), 64 * MIB);
         for _ in 0..EVENTS_MAX {
             model.on_removed(ObjectId(1));
         }
@@ -500,14 +500,14 @@ mod tests {
 
     #[test]
     fn model_without_capacity_reports_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let db = Db::open(&folder.path().join("node.db")).unwrap();
-        let store = FolderStore::open(folder.path(), None).unwrap();
-        let model = FlashModel::new(folder.path(), 0);
+        let directory = tempfile::tempdir().unwrap();
+        let db = Db::open(&directory.path().join("node.db")).unwrap();
+        let store = DirectoryStore::open(directory.path(), None).unwrap();
+        let model = FlashModel::new(directory.path(), 0);
         model.on_written(ObjectId(2), 100);
         model.settle(&db, &store);
         assert_eq!(model.report(), None);
         model.stop();
-        assert!(!folder.path().join("flash").exists());
+        assert!(!directory.path().join("flash").exists());
     }
 }

@@ -1,14 +1,14 @@
-//! Memory of a node on a disk for outputs that the tasks of a job hand to each other. The module writes only files below its folder.
+//! Memory of a node on a disk for outputs that the tasks of a job hand to each other. The module writes only files below its directory.
 //!
-//! A task writes its outputs to its private folder as always, so that no kernel ever finds the memory full. The output is then copied to
-//! the memory if it fits, and is not written back to the disk. The memory is a file system of the node or a folder of the host's shared
-//! memory (`crate::memory`). The latter is used without root, and where users can't pass through the node's folder. The module counts
+//! A task writes its outputs to its private directory as always, so that no kernel ever finds the memory full. The output is then copied to
+//! the memory if it fits, and is not written back to the disk. The memory is a file system of the node or a directory of the host's shared
+//! memory (`crate::memory`). The latter is used without root, and where users can't pass through the node's directory. The module counts
 //! the used bytes in both cases.
 //!
 //! Kernels find other inputs through hard links, which can't cross file systems. For these inputs they get a symbolic link and must pass
-//! through the folder. Nobody can list the folder: the name of a file has 128 random bits that only its readers learn.
+//! through the directory. Nobody can list the directory: the name of a file has 128 random bits that only its readers learn.
 
-use crate::folder::{close_for_ever, copy_with_holes};
+use crate::directory::{close_for_ever, copy_with_holes};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,13 +16,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use tidemill_core::id::ObjectId;
 
-/// Name of the folder in the node's folder.
-pub(crate) const FOLDER: &str = "handed";
+/// Name of the directory in the node's directory.
+pub(crate) const DIRECTORY: &str = "handed";
 
 /// Memory for intermediate outputs; see the module.
 #[derive(Debug)]
 pub(crate) struct Handed {
-    folder: PathBuf,
+    directory: PathBuf,
     capacity_bytes: u64,
     held: Mutex<Held>,
 }
@@ -51,10 +51,10 @@ fn object_of(name: &str) -> Option<ObjectId> {
 impl Handed {
     /// Finds the existing files and removes incomplete ones.
     pub(crate) fn open(node: &Path, capacity_bytes: u64) -> io::Result<Self> {
-        // Kernels get paths in this folder, and may not pass through the folder of the node.
-        let folder = node.join(FOLDER).canonicalize()?;
+        // Kernels get paths in this directory, and may not pass through the directory of the node.
+        let directory = node.join(DIRECTORY).canonicalize()?;
         let mut held = Held::default();
-        for file in std::fs::read_dir(&folder)? {
+        for file in std::fs::read_dir(&directory)? {
             let file = file?;
             match object_of(&file.file_name().to_string_lossy()) {
                 Some(object) if !held.objects.contains_key(&object) => {
@@ -66,7 +66,7 @@ impl Handed {
             }
         }
         Ok(Self {
-            folder,
+            directory,
             capacity_bytes,
             held: Mutex::new(held),
         })
@@ -116,7 +116,7 @@ impl Handed {
     }
 
     fn copy(&self, object: ObjectId, file: &File) -> io::Result<PathBuf> {
-        let path = self.folder.join(new_name(object)?);
+        let path = self.directory.join(new_name(object)?);
         let new = path.with_extension("new");
         let copied = copy_with_holes(file, &new)
             .and_then(|copy| close_for_ever(&copy))
@@ -152,12 +152,12 @@ mod tests {
     /// A file that does not fit is refused, a removal frees its memory, and files from before are found again.
     #[test]
     fn handed_memory_is_bounded_and_found_after_restart() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::create_dir(folder.path().join(FOLDER)).unwrap();
-        let made = folder.path().join("made");
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join(DIRECTORY)).unwrap();
+        let made = directory.path().join("made");
         std::fs::write(&made, vec![7; 600]).unwrap();
         let file = File::open(&made).unwrap();
-        let handed = Handed::open(folder.path(), 1000).unwrap();
+        let handed = Handed::open(directory.path(), 1000).unwrap();
         assert!(handed.take(ObjectId(1), &file, 600));
         assert!(!handed.take(ObjectId(2), &file, 600), "full");
         assert!(
@@ -167,11 +167,14 @@ mod tests {
         assert_eq!(handed.space(), (600, 1000));
         assert_eq!(handed.find(ObjectId(2)), None);
         std::fs::write(
-            folder.path().join(FOLDER).join("0000000000000002-0.new"),
+            directory
+                .path()
+                .join(DIRECTORY)
+                .join("0000000000000002-0.new"),
             "x",
         )
         .unwrap();
-        let handed = Handed::open(folder.path(), 1000).unwrap();
+        let handed = Handed::open(directory.path(), 1000).unwrap();
         assert_eq!(
             (handed.objects(), handed.space().0),
             (vec![ObjectId(1)], 600)
@@ -181,8 +184,8 @@ mod tests {
         assert!(path.metadata().unwrap().permissions().readonly());
         assert!(handed.forget(ObjectId(1)) && !handed.forget(ObjectId(1)));
         assert!(!path.exists());
-        // Without the folder, `take` only returns false.
-        std::fs::remove_dir(folder.path().join(FOLDER)).unwrap();
+        // Without the directory, `take` only returns false.
+        std::fs::remove_dir(directory.path().join(DIRECTORY)).unwrap();
         assert!(!handed.take(ObjectId(3), &file, 600));
         assert_eq!(handed.space().0, 0);
     }

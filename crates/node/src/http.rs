@@ -185,7 +185,7 @@ async fn gate(
     let shown = shown.ok_or(Refused::NoCapability)?;
     let shown = context.read(shown.as_bytes()).await?;
     let by = shown.uid;
-    guest.introduce(if by == 0 { Who::Trusted } else { Who::User(by) });
+    guest.introduce(if by == 0 { Who::Daemon } else { Who::User(by) });
     request.extensions_mut().insert(shown);
     let answering = context.daemon.traffic.begin();
     let answer = next.run(request).await;
@@ -201,7 +201,7 @@ pub(crate) enum Refused {
     NoCapability,
     #[error(transparent)]
     Capability(#[from] Refusal),
-    #[error("this node has not joined an array yet; try again")]
+    #[error("this node has not joined a cluster yet; try again")]
     NotJoined,
     #[error("object {0:016x} is still being written; it can be read when it is sealed")]
     Unsealed(u64),
@@ -215,7 +215,7 @@ pub(crate) enum Refused {
     Missing(&'static str),
     #[error("attribute pages below {CLIENT_PAGES:#x} are the node's own")]
     OwnPage,
-    #[error("only root and the array's own user can link an external file; import it")]
+    #[error("only an administrator can link an external file; import it")]
     NotYours,
     #[error("the request's body is larger than {0} bytes")]
     TooLong(usize),
@@ -353,7 +353,7 @@ impl Context {
         Ok(self.daemon.revoked.check(shown)?)
     }
 
-    /// Decodes a capability in hexadecimal and verifies that this array signed it.
+    /// Decodes a capability in hexadecimal and verifies that this cluster signed it.
     async fn read(&self, hex: &[u8]) -> Result<Capability, Refused> {
         let text = std::str::from_utf8(hex).ok();
         let capability = text.and_then(route::parse_hex).ok_or(Refusal::Malformed)?;
@@ -584,7 +584,7 @@ async fn copy(
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-/// The node's keys give access to the whole external store. So only root and the user of the array may link files of it.
+/// The node's keys give access to the whole external store. So only administrators may link files of it.
 async fn link(
     State(context): State<Context>,
     Path(id): Path<String>,
@@ -891,14 +891,14 @@ async fn made(
 }
 
 #[derive(serde::Deserialize)]
-struct Folder {
-    folder: u8,
+struct Directory {
+    directory: u8,
 }
 
 /// Only the server has the right to remove object 0. The same right allows listing.
 async fn list(
     State(context): State<Context>,
-    Query(Folder { folder }): Query<Folder>,
+    Query(Directory { directory }): Query<Directory>,
     Extension(shown): Extension<Capability>,
 ) -> Answer {
     context.check(&shown, ObjectId::STATUS, rights::REMOVE)?;
@@ -906,7 +906,7 @@ async fn list(
     let (store, db) = (Arc::clone(&parts.store), parts.db.clone());
     let listed = tokio::task::spawn_blocking(move || -> Result<Vec<Listed>, Refused> {
         let now = std::time::SystemTime::now();
-        let entries = store.list(folder)?.into_iter();
+        let entries = store.list(directory)?.into_iter();
         let entries = entries.filter(|entry| entry.object != ObjectId::STATUS);
         let known = db.read(|connection| {
             entries

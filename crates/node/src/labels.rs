@@ -1,5 +1,5 @@
 //! Labels of the node, from their arrival until the server has stored their outcome. The module uses the node's database and sends
-//! reports to the server (next: `server/src/array.rs`).
+//! reports to the server (next: `server/src/cluster.rs`).
 //!
 //! A label is written to the database before it is queued. Its outcome is written to the database before it is reported. So neither a
 //! killed node nor a lost connection loses or repeats an effect.

@@ -1,11 +1,11 @@
 //! The storage node: it stores objects, serves them over HTTP, and runs the labels that the server sends.
 //!
 //! ```text
-//!    http ──► store (folder) ◄── task ◄── executor ◄── attach ◄── server
+//!    http ──► store (directory) ◄── task ◄── executor ◄── attach ◄── server
 //!      └────► db (one writer, group commit) ◄──┘  └──► runner (tidemill_kernel), pull (other nodes)
 //! ```
 //!
-//! [`Node::start`] starts a node in this process. The node owns its folder and nothing else. It knows no names and no jobs, and
+//! [`Node::start`] starts a node in this process. The node owns its directory and nothing else. It knows no names and no jobs, and
 //! does not decide where work runs.
 
 mod asleep;
@@ -18,11 +18,11 @@ mod confirms;
 mod copies;
 pub mod daemon;
 pub mod db;
+pub mod directory;
 pub mod error;
 pub mod executor;
 mod feeds;
 pub mod flash_model;
-pub mod folder;
 mod growing;
 mod handed;
 pub mod http;
@@ -59,9 +59,9 @@ pub use tracker::status_json;
 
 use crate::channels::Channels;
 use crate::db::Db;
+use crate::directory::DirectoryStore;
 use crate::executor::{Executor, Parts};
 use crate::flash_model::FlashModel;
-use crate::folder::FolderStore;
 use crate::outside::{Follower, Outside};
 use crate::programs::Programs;
 use crate::pull::Pulls;
@@ -77,7 +77,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Time to wait for a folder that is in use: a kernel of a killed node holds the lock until the kernel is killed, too.
+/// Time to wait for a directory that is in use: a kernel of a killed node holds the lock until the kernel is killed, too.
 const LOCK_MAX: Duration = Duration::from_secs(3);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
@@ -89,19 +89,19 @@ pub struct Node {
     attached: JoinHandle<Error>,
     refreshing: JoinHandle<()>,
     serving: JoinHandle<()>,
-    /// Lock file, held while the folder is in use.
+    /// Lock file, held while the directory is in use.
     _lock: File,
 }
 
 impl Node {
-    /// Starts a node: opens its folder, loads its queue, serves HTTP, and attaches to the server as soon as the server is reachable.
+    /// Starts a node: opens its directory, loads its queue, serves HTTP, and attaches to the server as soon as the server is reachable.
     /// Must be called on a multi-thread tokio runtime.
     ///
     /// # Errors
-    /// If its folder, address or kernels can't be used; see [`Error`].
+    /// If its directory, address or kernels can't be used; see [`Error`].
     pub async fn start(mut config: Config) -> Result<Self, Error> {
-        let in_folder = |source| Error::Folder {
-            path: config.folder.clone(),
+        let in_directory = |source| Error::Directory {
+            path: config.directory.clone(),
             source,
         };
         open_many_files();
@@ -111,12 +111,12 @@ impl Node {
             // The node's own file system already has this size.
             config.capacity_bytes = None;
         }
-        std::fs::create_dir_all(&config.folder).map_err(in_folder)?;
-        let folder = config.folder.canonicalize().map_err(in_folder)?;
-        config.folder = folder;
+        std::fs::create_dir_all(&config.directory).map_err(in_directory)?;
+        let directory = config.directory.canonicalize().map_err(in_directory)?;
+        config.directory = directory;
         let lock = lock(&config).await?;
         if let Some(bytes) = config.intermediate_bytes {
-            memory::prepare_handed(&config.folder, bytes)?;
+            memory::prepare_handed(&config.directory, bytes)?;
         }
         let listener = listen(&config).await?;
         let scheme = if config.tls { "https" } else { "http" };
@@ -225,13 +225,13 @@ fn open_many_files() {
 }
 
 fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error> {
-    let db = Db::open(&config.folder.join("node.db"))?;
+    let db = Db::open(&config.directory.join("node.db"))?;
     daemon::claim(&db, config)?;
     let counters = db.read(status::Counters::load)?;
     let (store, outside) = open_store(config, &db, &runtime)?;
     let capacity_bytes = store.space()?.capacity_bytes;
-    let flash = Arc::new(FlashModel::new(&config.folder, capacity_bytes));
-    let pulled = config.folder.join("pulled");
+    let flash = Arc::new(FlashModel::new(&config.directory, capacity_bytes));
+    let pulled = config.directory.join("pulled");
     let pulls = Pulls::new(
         pulled.clone(),
         config.host.clone(),
@@ -240,14 +240,14 @@ fn open(config: &Config, runtime: tokio::runtime::Handle) -> Result<Parts, Error
         runtime,
         Arc::clone(&flash),
     )
-    .map_err(|source| Error::Folder {
+    .map_err(|source| Error::Directory {
         path: pulled,
         source,
     })?;
-    let channels = Channels::open(&config.folder, Arc::clone(&store))?;
+    let channels = Channels::open(&config.directory, Arc::clone(&store))?;
     Ok(Parts {
         node: config.node,
-        folder: config.folder.clone(),
+        directory: config.directory.clone(),
         store,
         outside,
         channels: Arc::new(channels),
@@ -273,7 +273,7 @@ type Stores = (Arc<dyn store::Store>, Option<Arc<Outside>>);
 fn open_store(config: &Config, db: &Db, runtime: &tokio::runtime::Handle) -> Result<Stores, Error> {
     // Near files are removed after they have settled, so their total is not limited here.
     let capacity = config.capacity_bytes.filter(|_| config.outside.is_none());
-    let mut store = FolderStore::open(&config.folder, capacity)?;
+    let mut store = DirectoryStore::open(&config.directory, capacity)?;
     if let Some(bytes) = config.intermediate_bytes {
         store = store.with_memory(bytes)?;
     }
@@ -289,15 +289,15 @@ fn open_store(config: &Config, db: &Db, runtime: &tokio::runtime::Handle) -> Res
     Ok((Arc::clone(&outside) as Arc<dyn store::Store>, Some(outside)))
 }
 
-/// Ensures that no other process uses the folder.
+/// Ensures that no other process uses the directory.
 async fn lock(config: &Config) -> Result<File, Error> {
-    let path = config.folder.join("lock");
-    let failed = |source| Error::Folder {
+    let path = config.directory.join("lock");
+    let failed = |source| Error::Directory {
         path: path.clone(),
         source,
     };
-    // Tasks can pass through to their private folders but can't list the other files.
-    std::fs::set_permissions(&config.folder, Permissions::from_mode(0o711)).map_err(failed)?;
+    // Tasks can pass through to their private directories but can't list the other files.
+    std::fs::set_permissions(&config.directory, Permissions::from_mode(0o711)).map_err(failed)?;
     let file = File::options()
         .write(true)
         .create(true)
@@ -311,7 +311,7 @@ async fn lock(config: &Config) -> Result<File, Error> {
             Err(TryLockError::WouldBlock) if Instant::now() < until => {
                 tokio::time::sleep(LOCK_PAUSE).await;
             }
-            Err(TryLockError::WouldBlock) => return Err(Error::InUse(config.folder.clone())),
+            Err(TryLockError::WouldBlock) => return Err(Error::InUse(config.directory.clone())),
             Err(TryLockError::Error(source)) => return Err(failed(source)),
         }
     }

@@ -1,11 +1,11 @@
-//! Folder of a node whose medium is memory. The module creates and mounts such folders.
+//! Directory of a node whose medium is memory. The module creates and mounts such directories.
 //!
-//! As root, the folder is a file system in memory (tmpfs) of the node, mounted on the folder. Its size is a hard limit, also for writers
+//! As root, the directory is a file system in memory (tmpfs) of the node, mounted on the directory. Its size is a hard limit, also for writers
 //! in place. It stays mounted when the node ends, so that a killed process loses nothing. Its content is lost when the host restarts or
-//! when it is unmounted. Without root, the folder is a link to a folder of the host's shared memory, and the node counts the used bytes.
+//! when it is unmounted. Without root, the directory is a link to a directory of the host's shared memory, and the node counts the used bytes.
 //!
-//! The outputs that tasks hand to each other in memory are in such a folder, too. Kernels open them by path. If the node runs as root,
-//! kernels run as other users; if these can't pass through the parent folders, the folder is also in the host's shared memory.
+//! The outputs that tasks hand to each other in memory are in such a directory, too. Kernels open them by path. If the node runs as root,
+//! kernels run as other users; if these can't pass through the parent directories, the directory is also in the host's shared memory.
 
 use crate::config::{Config, machine_memory_bytes};
 use crate::db::{Db, DbError};
@@ -27,118 +27,120 @@ const SHARED: &str = "/dev/shm";
 const TMPFS: i64 = 0x0102_1994;
 /// Minimum capacity in bytes: the database reserves 12 MiB, and no file is placed on a node with less than 16 MiB of free space.
 pub const CAPACITY_BYTES_MIN: u64 = 64 << 20;
-/// Mode of a folder of shared memory that only its user can enter …
+/// Mode of a directory of shared memory that only its user can enter …
 const PRIVATE: u32 = 0o700;
-/// … and of a folder that others can pass through but not list.
+/// … and of a directory that others can pass through but not list.
 const PASSED: u32 = 0o711;
-/// Mode bit that allows all users to pass through a folder.
+/// Mode bit that allows all users to pass through a directory.
 const OTHERS_PASS: u32 = 0o001;
 /// Key of the memory's number in the table `identity`.
 const MEMORY: &str = "memory";
 
-/// Creates or finds the folder of a node in memory. Returns whether the node must count the used bytes itself.
+/// Creates or finds the directory of a node in memory. Returns whether the node must count the used bytes itself.
 ///
 /// # Errors
 /// [`Error::Memory`] with the reason.
 pub(crate) fn prepare(config: &Config) -> Result<bool, Error> {
-    let folder = &config.folder;
+    let directory = &config.directory;
     let capacity = config.capacity_bytes.ok_or_else(|| Error::Memory {
-        path: folder.clone(),
+        path: directory.clone(),
         why: "say how much it may take with --capacity".into(),
     })?;
-    fits(folder, capacity, "--capacity")?;
-    own_or_shared(folder, capacity, PRIVATE).map_err(|trouble| refused(folder, &trouble))
+    fits(directory, capacity, "--capacity")?;
+    own_or_shared(directory, capacity, PRIVATE).map_err(|trouble| refused(directory, &trouble))
 }
 
-/// Creates or finds the folder, in the node's folder, for outputs that tasks hand to each other, with this capacity in bytes.
+/// Creates or finds the directory, in the node's directory, for outputs that tasks hand to each other, with this capacity in bytes.
 ///
 /// # Errors
 /// [`Error::Memory`] with the reason.
 pub(crate) fn prepare_handed(node: &Path, capacity: u64) -> Result<(), Error> {
-    let folder = node.join(handed::FOLDER);
-    fits(&folder, capacity, "--intermediate-memory")?;
+    let directory = node.join(handed::DIRECTORY);
+    fits(&directory, capacity, "--intermediate-memory")?;
     let root = rustix::process::geteuid().is_root();
     let closed = if root { closed_to_users(node) } else { None };
     let mode = if root { PASSED } else { PRIVATE };
-    let linked = folder.is_symlink();
+    let linked = directory.is_symlink();
     let made = match closed {
-        Some(closed) => leave_own(&folder, closed).and_then(|()| shared(&folder, mode)),
+        Some(closed) => leave_own(&directory, closed).and_then(|()| shared(&directory, mode)),
         // The link was created when users could not pass through, and its target may contain files.
-        None if linked => shared(&folder, mode),
-        None => own_or_shared(&folder, capacity, mode).map(drop),
+        None if linked => shared(&directory, mode),
+        None => own_or_shared(&directory, capacity, mode).map(drop),
     };
-    made.map_err(|trouble| refused(&folder, &trouble))
+    made.map_err(|trouble| refused(&directory, &trouble))
 }
 
-fn refused(folder: &Path, trouble: &Trouble) -> Error {
+fn refused(directory: &Path, trouble: &Trouble) -> Error {
     Error::Memory {
-        path: folder.to_owned(),
+        path: directory.to_owned(),
         why: trouble.to_string(),
     }
 }
 
-fn fits(folder: &Path, capacity: u64, flag: &str) -> Result<(), Error> {
+fn fits(directory: &Path, capacity: u64, flag: &str) -> Result<(), Error> {
     let most = machine_memory_bytes();
     if (CAPACITY_BYTES_MIN..=most).contains(&capacity) {
         return Ok(());
     }
     Err(Error::Memory {
-        path: folder.to_owned(),
+        path: directory.to_owned(),
         why: format!(
             "{flag} is {capacity} bytes: give {CAPACITY_BYTES_MIN} at least and {most} at most, seven eighths of this machine's memory"
         ),
     })
 }
 
-/// Creates a file system of the folder's own or, if that is not allowed, a folder of shared memory with that mode. Returns whether it is
+/// Creates a file system of the directory's own or, if that is not allowed, a directory of shared memory with that mode. Returns whether it is
 /// shared.
-fn own_or_shared(folder: &Path, capacity: u64, mode: u32) -> Result<bool, Trouble> {
+fn own_or_shared(directory: &Path, capacity: u64, mode: u32) -> Result<bool, Trouble> {
     let own = match rustix::process::geteuid().is_root() {
-        true => own(folder, capacity),
+        true => own(directory, capacity),
         false => Err(Trouble::System(Errno::PERM.into())),
     };
     match own {
         Ok(()) => Ok(false),
         // Root of a container may not be allowed to mount either.
         Err(Trouble::System(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
-            shared(folder, mode).map(|()| true)
+            shared(directory, mode).map(|()| true)
         }
         Err(trouble) => Err(trouble),
     }
 }
 
-/// Returns the first folder on the path from the root that other users can't pass through.
-fn closed_to_users(folder: &Path) -> Option<&Path> {
-    let above: Vec<_> = folder.ancestors().collect();
-    let closed = |folder: &&&Path| {
-        let mode = folder.metadata().map(|data| data.mode());
+/// Returns the first directory on the path from the root that other users can't pass through.
+fn closed_to_users(directory: &Path) -> Option<&Path> {
+    let above: Vec<_> = directory.ancestors().collect();
+    let closed = |directory: &&&Path| {
+        let mode = directory.metadata().map(|data| data.mode());
         mode.is_ok_and(|mode| mode & OTHERS_PASS == 0)
     };
     above.iter().rev().find(closed).copied()
 }
 
-/// Unmounts the memory in the node's own folder, which kernels can no longer reach. Fails if it contains files.
-fn leave_own(folder: &Path, closed: &Path) -> Result<(), Trouble> {
-    if folder.is_symlink() || !folder.is_dir() || !in_memory(folder)? {
+/// Unmounts the memory in the node's own directory, which kernels can no longer reach. Fails if it contains files.
+fn leave_own(directory: &Path, closed: &Path) -> Result<(), Trouble> {
+    if directory.is_symlink() || !directory.is_dir() || !in_memory(directory)? {
         return Ok(());
     }
-    if std::fs::read_dir(folder)?.next().is_some() {
+    if std::fs::read_dir(directory)?.next().is_some() {
         return Err(Trouble::Closed(closed.to_owned()));
     }
-    if is_own(folder)? {
-        unmount(folder, UnmountFlags::DETACH).map_err(io::Error::from)?;
+    if is_own(directory)? {
+        unmount(directory, UnmountFlags::DETACH).map_err(io::Error::from)?;
     }
-    Ok(std::fs::remove_dir(folder)?)
+    Ok(std::fs::remove_dir(directory)?)
 }
 
-/// Reason why the folder can't be in memory.
+/// Reason why the directory can't be in memory.
 #[derive(Debug, thiserror::Error)]
 enum Trouble {
     #[error("{0}")]
     System(#[from] io::Error),
-    #[error("it holds files on a disk, such as {0}: give another folder")]
+    #[error("it holds files on a disk, such as {0}: give another directory")]
     OnDisk(String),
-    #[error("{0} belongs to another user, or is no folder: remove it, or give another folder")]
+    #[error(
+        "{0} belongs to another user, or is no directory: remove it, or give another directory"
+    )]
     Foreign(PathBuf),
     #[error(
         "users can't pass through {0} any more, so kernels don't come to the intermediate files that it holds: `chmod o+x {0}`, or \
@@ -147,58 +149,58 @@ enum Trouble {
     Closed(PathBuf),
 }
 
-/// Mounts a file system of the folder's own.
-fn own(folder: &Path, capacity: u64) -> Result<(), Trouble> {
-    std::fs::create_dir_all(folder)?;
+/// Mounts a file system of the directory's own.
+fn own(directory: &Path, capacity: u64) -> Result<(), Trouble> {
+    std::fs::create_dir_all(directory)?;
     let size = CString::new(format!("size={capacity},mode=0711")).map_err(io::Error::other)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
-    if is_own(folder)? {
+    if is_own(directory)? {
         // The configured size may have changed.
-        return Ok(mount_remount(folder, flags, &size).map_err(io::Error::from)?);
+        return Ok(mount_remount(directory, flags, &size).map_err(io::Error::from)?);
     }
-    if let Some(file) = std::fs::read_dir(folder)?.next() {
+    if let Some(file) = std::fs::read_dir(directory)?.next() {
         return Err(Trouble::OnDisk(file?.path().display().to_string()));
     }
-    Ok(mount("tidemill", folder, "tmpfs", flags, size.as_c_str()).map_err(io::Error::from)?)
+    Ok(mount("tidemill", directory, "tmpfs", flags, size.as_c_str()).map_err(io::Error::from)?)
 }
 
-/// Returns whether a file system in memory is mounted on the folder.
-fn is_own(folder: &Path) -> io::Result<bool> {
-    let above = folder.join("..");
-    Ok(in_memory(folder)? && folder.metadata()?.dev() != above.metadata()?.dev())
+/// Returns whether a file system in memory is mounted on the directory.
+fn is_own(directory: &Path) -> io::Result<bool> {
+    let above = directory.join("..");
+    Ok(in_memory(directory)? && directory.metadata()?.dev() != above.metadata()?.dev())
 }
 
-fn in_memory(folder: &Path) -> io::Result<bool> {
-    Ok(i128::from(statfs(folder)?.f_type) == i128::from(TMPFS))
+fn in_memory(directory: &Path) -> io::Result<bool> {
+    Ok(i128::from(statfs(directory)?.f_type) == i128::from(TMPFS))
 }
 
-/// Creates a folder of the host's shared memory with that mode, and makes `folder` a link to it.
-fn shared(folder: &Path, mode: u32) -> Result<(), Trouble> {
+/// Creates a directory of the host's shared memory with that mode, and makes `directory` a link to it.
+fn shared(directory: &Path, mode: u32) -> Result<(), Trouble> {
     let uid = rustix::process::geteuid().as_raw();
     let ours = |metadata: &Metadata| metadata.is_dir() && metadata.uid() == uid;
-    match folder.symlink_metadata() {
+    match directory.symlink_metadata() {
         Ok(metadata) if metadata.is_dir() => {
-            if in_memory(folder)? {
+            if in_memory(directory)? {
                 return Ok(());
             }
-            if let Some(file) = std::fs::read_dir(folder)?.next() {
+            if let Some(file) = std::fs::read_dir(directory)?.next() {
                 return Err(Trouble::OnDisk(file?.path().display().to_string()));
             }
-            std::fs::remove_dir(folder)?;
+            std::fs::remove_dir(directory)?;
         }
-        Ok(metadata) if metadata.is_symlink() => std::fs::remove_file(folder)?,
-        Ok(_) => return Err(Trouble::Foreign(folder.to_owned())),
+        Ok(metadata) if metadata.is_symlink() => std::fs::remove_file(directory)?,
+        Ok(_) => return Err(Trouble::Foreign(directory.to_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error.into()),
     }
-    let path = std::path::absolute(folder)?;
+    let path = std::path::absolute(directory)?;
     let hash = blake3::hash(path.as_os_str().as_encoded_bytes()).to_hex();
     let target = Path::new(SHARED).join(format!("tidemill-{uid}-{}", &hash[..16]));
     match DirBuilder::new().mode(PRIVATE).create(&target) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
         _ => {}
     }
-    // Any user can create folders in shared memory, so the owner is checked.
+    // Any user can create directories in shared memory, so the owner is checked.
     if !target.symlink_metadata().is_ok_and(|found| ours(&found)) {
         return Err(Trouble::Foreign(target));
     }
@@ -206,7 +208,7 @@ fn shared(folder: &Path, mode: u32) -> Result<(), Trouble> {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
     }
-    Ok(std::os::unix::fs::symlink(&target, folder)?)
+    Ok(std::os::unix::fs::symlink(&target, directory)?)
 }
 
 /// Returns the number of this memory. A changed number shows that the former content is lost. The number is stored before it is reported.
@@ -234,24 +236,27 @@ mod tests {
     use super::*;
     use std::fs::Permissions;
 
-    /// The memory of another user is never used, whatever made the folder and wherever its link leads. A dangling link is repaired.
+    /// The memory of another user is never used, whatever made the directory and wherever its link leads. A dangling link is repaired.
     #[test]
-    fn shared_memory_folder_must_be_own_and_is_reused() {
+    fn shared_memory_directory_must_be_own_and_is_reused() {
         let above = tempfile::tempdir().unwrap();
-        let folder = above.path().join("node-999");
-        shared(&folder, PRIVATE).unwrap();
-        let target = std::fs::read_link(&folder).unwrap();
-        std::fs::write(folder.join("node.db"), "kept").unwrap();
-        shared(&folder, PRIVATE).unwrap();
-        assert_eq!(std::fs::read(folder.join("node.db")).unwrap(), b"kept");
+        let directory = above.path().join("node-999");
+        shared(&directory, PRIVATE).unwrap();
+        let target = std::fs::read_link(&directory).unwrap();
+        std::fs::write(directory.join("node.db"), "kept").unwrap();
+        shared(&directory, PRIVATE).unwrap();
+        assert_eq!(std::fs::read(directory.join("node.db")).unwrap(), b"kept");
         assert_eq!(target.metadata().unwrap().mode() & 0o777, 0o700);
         std::fs::remove_dir_all(&target).unwrap();
-        assert!(folder.metadata().is_err(), "the host was started anew");
-        shared(&folder, PRIVATE).unwrap();
-        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+        assert!(directory.metadata().is_err(), "the host was started anew");
+        shared(&directory, PRIVATE).unwrap();
+        assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
         std::fs::remove_dir(&target).unwrap();
         std::os::unix::fs::symlink(above.path(), &target).unwrap();
-        assert!(matches!(shared(&folder, PRIVATE), Err(Trouble::Foreign(_))));
+        assert!(matches!(
+            shared(&directory, PRIVATE),
+            Err(Trouble::Foreign(_))
+        ));
         std::fs::remove_file(&target).unwrap();
         let disk = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         if !in_memory(&disk).unwrap() {
@@ -259,9 +264,9 @@ mod tests {
         }
     }
 
-    /// Kernels of root's nodes run as other users. They reach the memory whatever the modes of the folders above are.
+    /// Kernels of root's nodes run as other users. They reach the memory whatever the modes of the directories above are.
     #[test]
-    fn handed_folder_is_reachable_by_all_users() {
+    fn handed_directory_is_reachable_by_all_users() {
         if !rustix::process::geteuid().is_root() {
             return;
         }
@@ -269,19 +274,19 @@ mod tests {
         let above_path = above.path().canonicalize().unwrap();
         let node = above_path.join("node");
         std::fs::create_dir(&node).unwrap();
-        let mode = |folder: &Path, mode| {
-            std::fs::set_permissions(folder, Permissions::from_mode(mode)).unwrap();
+        let mode = |directory: &Path, mode| {
+            std::fs::set_permissions(directory, Permissions::from_mode(mode)).unwrap();
         };
         mode(&node, 0o755);
         mode(&above_path, 0o700);
-        let handed = node.join(handed::FOLDER);
+        let handed = node.join(handed::DIRECTORY);
         let prepare = || prepare_handed(&node, CAPACITY_BYTES_MIN);
         prepare().unwrap();
         let target = std::fs::read_link(&handed).unwrap();
         assert_eq!(closed_to_users(&target), None);
         assert_eq!(target.metadata().unwrap().mode() & 0o777, PASSED);
         std::fs::write(handed.join("file"), "kept").unwrap();
-        // The file stays in its place when the parent folder is opened, and when it is closed again.
+        // The file stays in its place when the parent directory is opened, and when it is closed again.
         for open in [0o711, 0o700] {
             mode(&above_path, open);
             prepare().unwrap();

@@ -1,6 +1,6 @@
 //! Notes about names: statements of the server about inodes, stored in the node's database as a backup of the server's.
 //!
-//! A note describes the node's object of a file, or an inode without object: a folder, a link, an empty file. It is removed together
+//! A note describes the node's object of a file, or an inode without object: a directory, a link, an empty file. It is removed together
 //! with its object. A note that a file was removed stays as long as the object, so that a rebuilt namespace does not contain the file.
 //!
 //! A note also states the attributes of the objects of a file. From then on the server alone sets these attributes.
@@ -223,11 +223,11 @@ mod tests {
     use tidemill_core::time::Time;
 
     fn database() -> (tempfile::TempDir, Connection) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("node.db");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("node.db");
         crate::db::Db::open(&path).unwrap().stop();
         let connection = Connection::open(&path).unwrap();
-        (folder, connection)
+        (directory, connection)
     }
 
     fn seal(connection: &Connection, id: u64, inode: u64) {
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn path_is_known_after_note_of_server() {
-        let (_folder, db) = database();
+        let (_directory, db) = database();
         let path = |id: u64| place_of(&db, ObjectId(id)).unwrap().map(|(path, _)| path);
         let noted = |change, object, path: &str| v1::NameNote {
             path: path.into(),
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn note_sets_attributes_of_object_without_owner() {
-        let (_folder, db) = database();
+        let (_directory, db) = database();
         for id in [5_u64, 6] {
             seal(&db, id, 3);
             let sql = "DELETE FROM attribute WHERE object = ?1 AND page = ?2 AND number = ?3";
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn note_compares_length_given_to_server() {
-        let (_folder, db) = database();
+        let (_directory, db) = database();
         seal(&db, 5, 7);
         let size = crate::records::sum(&db, ObjectId(5)).unwrap().unwrap().size;
         let noted = |size| v1::NameNote {
@@ -397,7 +397,7 @@ mod tests {
     /// Covers this case: an object was signed as a part of a version, and the server notes later that the object is a whole file.
     #[test]
     fn note_of_whole_object_removes_part_set_by_client() {
-        let (_folder, db) = database();
+        let (_directory, db) = database();
         seal(&db, 5, 7);
         let part = PartOf {
             version: ObjectId(9),
@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn note_with_highest_change_wins() {
-        let (_folder, db) = database();
+        let (_directory, db) = database();
         seal(&db, 5, 7);
         assert_eq!(
             put(&db, &[note(7, 3, 5, &["b"]), note(7, 2, 5, &["a"])]).unwrap(),
@@ -439,7 +439,7 @@ mod tests {
 
     #[test]
     fn note_is_removed_with_last_object_of_its_inode() {
-        let (_folder, db) = database();
+        let (_directory, db) = database();
         for id in [5, 6] {
             seal(&db, id, 7);
         }
@@ -456,7 +456,7 @@ mod tests {
             None,
             "there is nothing left that it could bring back"
         );
-        put(&db, &[note(8, 4, 0, &["folder"])]).unwrap();
+        put(&db, &[note(8, 4, 0, &["directory"])]).unwrap();
         put(&db, &[note(8, 5, 0, &[])]).unwrap();
         assert_eq!(kept(&db, 8), None);
     }

@@ -19,7 +19,7 @@ const FRESH: Duration = Duration::from_secs(10);
 const SAID_BYTES_MAX: usize = 256;
 /// Maximum power of a package of processors. A counter with a higher value was reset.
 const PACKAGE_WATTS_MAX: u64 = 5000;
-/// Linux's folder of the counters.
+/// Linux's directory of the counters.
 const POWERCAP: &str = "/sys/class/powercap";
 
 /// Source of the readings.
@@ -144,8 +144,8 @@ fn milli(watts: f64) -> Option<u64> {
 }
 
 /// Returns the power that the packages' counters, in microjoules, show since the last reading, in thousandths of a watt.
-fn rapl(folder: &Path, before: &mut Option<(Instant, Vec<u64>)>) -> Option<u64> {
-    let packages = packages(folder);
+fn rapl(directory: &Path, before: &mut Option<(Instant, Vec<u64>)>) -> Option<u64> {
+    let packages = packages(directory);
     let number = |package: &PathBuf, name| {
         let text = std::fs::read_to_string(package.join(name)).ok()?;
         text.trim().parse::<u64>().ok()
@@ -176,9 +176,9 @@ fn rapl(folder: &Path, before: &mut Option<(Instant, Vec<u64>)>) -> Option<u64> 
     u64::try_from(u128::from(sum) * 1000 / u128::from(micros)).ok()
 }
 
-/// Returns the folders of packages, such as `intel-rapl:0`, without the parts of packages.
-fn packages(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+/// Returns the directories of packages, such as `intel-rapl:0`, without the parts of packages.
+fn packages(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let mut packages: Vec<PathBuf> = entries
         .map(|entry| entry.path())
         .filter(|path| {

@@ -1,5 +1,5 @@
 //! Programs on this host that the server has asked for. The module reports installed and removed programs to the server (next:
-//! `server/src/array.rs`), so that tasks are placed only where their program exists.
+//! `server/src/cluster.rs`), so that tasks are placed only where their program exists.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ impl Programs {
     /// Checks all names again and reports the differences, if any.
     pub fn look(&self, has: impl Fn(&str) -> bool, tell: impl FnOnce(v1::Programs)) {
         let names: Vec<String> = self.known.lock().keys().cloned().collect();
-        // This runs without the lock: folders of programs may be slow.
+        // This runs without the lock: directories of programs may be slow.
         let now: Vec<(String, bool)> = names
             .into_iter()
             .map(|name| {

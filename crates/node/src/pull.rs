@@ -1,19 +1,19 @@
-//! Inputs from other nodes. This module pulls them into the node's folder `pulled`, shares them between labels in use, and keeps them
+//! Inputs from other nodes. This module pulls them into the node's directory `pulled`, shares them between labels in use, and keeps them
 //! for a time after use.
 //!
 //! A pulled object is stored as `pulled/<16 hex>`, in the same form as a sealed object in `objects/`. Labels that need the same object
-//! concurrently share it: one label pulls, the others wait. Unused objects are kept up to a limit; the oldest is removed first. The folder
+//! concurrently share it: one label pulls, the others wait. Unused objects are kept up to a limit; the oldest is removed first. The directory
 //! is emptied when the node starts.
 //!
 //! A kernel may read only some bytes of an input. Then only these bytes are pulled, into a file of their own. Labels that need the same
 //! bytes share this file like a whole object.
 //!
-//! If the other node runs on the same host and its folder is reachable, the object is linked (on the same file system) or copied. In
+//! If the other node runs on the same host and its directory is reachable, the object is linked (on the same file system) or copied. In
 //! either case all its bytes count as moved, since they crossed from one node to another. With the configuration `in_place = false` they
 //! cross a network connection, for measurements.
 
+use crate::directory::{allocated, close_for_ever};
 use crate::flash_model::FlashModel;
-use crate::folder::{allocated, close_for_ever};
 use crate::records::Hash;
 use crate::seams::Seams;
 use crate::spans::Spans;
@@ -59,7 +59,7 @@ const REQUEST_BYTES: u64 = 1 << 20;
 /// Pulls objects from other nodes.
 #[derive(Debug)]
 pub struct Pulls {
-    folder: PathBuf,
+    directory: PathBuf,
     host: String,
     in_place: bool,
     idle_bytes_max: u64,
@@ -76,7 +76,7 @@ pub struct Pulls {
 struct Peer {
     url: Arc<str>,
     host: String,
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 /// Object, and the selected bytes of it.
@@ -222,22 +222,22 @@ pub enum PullError {
 }
 
 impl Pulls {
-    /// Empties `folder` or creates it.
+    /// Empties `directory` or creates it.
     ///
     /// # Errors
-    /// If the system can't empty or create the folder.
+    /// If the system can't empty or create the directory.
     pub fn new(
-        folder: PathBuf,
+        directory: PathBuf,
         host: String,
         in_place: bool,
         idle_bytes_max: u64,
         runtime: tokio::runtime::Handle,
         flash: Arc<FlashModel>,
     ) -> std::io::Result<Self> {
-        crate::folder::empty(&folder)?;
-        std::fs::set_permissions(&folder, Permissions::from_mode(0o700))?;
+        crate::directory::empty(&directory)?;
+        std::fs::set_permissions(&directory, Permissions::from_mode(0o700))?;
         Ok(Self {
-            folder,
+            directory,
             host,
             in_place,
             idle_bytes_max,
@@ -262,7 +262,7 @@ impl Pulls {
             let peer = Peer {
                 url: node.url.into(),
                 host: node.host,
-                folder: node.folder.into(),
+                directory: node.directory.into(),
             };
             (NodeId(node.node), peer)
         };
@@ -442,7 +442,7 @@ impl Pulls {
         }
         let peer = self.peers.lock().get(&part.node).cloned();
         let peer = peer.ok_or(PullError::Unknown(part.node))?;
-        let path = peer.folder.join(part.object.relative_path());
+        let path = peer.directory.join(part.object.relative_path());
         let in_place = self.in_place && peer.host == self.host;
         let file = in_place.then(|| sealed_file(&path).ok()).flatten();
         let remote = || Remote {
@@ -618,7 +618,7 @@ impl Pulls {
                 take(index, hash, bytes);
                 continue;
             }
-            let path = peer.folder.join(input.object.relative_path());
+            let path = peer.directory.join(input.object.relative_path());
             buffer.clear();
             let read = sealed_file(&path)
                 .and_then(|file| file.take(OBJECT_BYTES_MAX + 1).read_to_end(&mut buffer));
@@ -658,7 +658,7 @@ impl Pulls {
                 return Err(PullError::Cancelled);
             }
             if !slots.slots.contains_key(wanted) {
-                let file = slots.file(&self.folder, wanted);
+                let file = slots.file(&self.directory, wanted);
                 let slot = Slot {
                     users: 1,
                     size: None,
@@ -800,8 +800,8 @@ impl Pulls {
             _ => {}
         }
         if self.in_place && peer.host == self.host {
-            let source = peer.folder.join(input.object.relative_path());
-            if let Some(fetched) = from_folder(&source, path, link).map_err(device)? {
+            let source = peer.directory.join(input.object.relative_path());
+            if let Some(fetched) = from_directory(&source, path, link).map_err(device)? {
                 return Ok(fetched);
             }
         }
@@ -907,17 +907,17 @@ impl Pulls {
 
 impl Slots {
     /// Returns the file for a new pull.
-    fn file(&mut self, folder: &Path, (object, selection): &Wanted) -> Kept {
+    fn file(&mut self, directory: &Path, (object, selection): &Wanted) -> Kept {
         if selection.is_whole() {
             return Kept {
-                path: folder.join(format!("{:016x}", object.0)),
+                path: directory.join(format!("{:016x}", object.0)),
                 known: *object,
             };
         }
         self.selections += 1;
         let number = self.selections;
         Kept {
-            path: folder.join(format!("{:016x}-{number}", object.0)),
+            path: directory.join(format!("{:016x}-{number}", object.0)),
             known: ObjectId(SELECTED | number),
         }
     }
@@ -1063,8 +1063,8 @@ fn put_file(part: &Path, (whole, layout, index): Place<'_>) -> std::io::Result<(
     }
 }
 
-/// Takes a sealed object from a folder of this host; `None` if that is not possible.
-fn from_folder(source: &Path, path: &Path, link: bool) -> std::io::Result<Option<Fetched>> {
+/// Takes a sealed object from a directory of this host; `None` if that is not possible.
+fn from_directory(source: &Path, path: &Path, link: bool) -> std::io::Result<Option<Fetched>> {
     let Ok(mut from) = sealed_file(source) else {
         return Ok(None);
     };

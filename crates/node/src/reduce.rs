@@ -189,14 +189,14 @@ impl Reducers {
         }
         drop(idle);
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let folder = self
+        let directory = self
             .parts
-            .folder
+            .directory
             .join("run")
             .join(format!("reduce-{number}"));
         Ok(Idle {
             owner,
-            child: self.parts.runner.start_reducing(&folder, owner)?,
+            child: self.parts.runner.start_reducing(&directory, owner)?,
             born: Instant::now(),
             since: Instant::now(),
             served: 0,

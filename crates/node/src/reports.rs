@@ -1,4 +1,4 @@
-//! Reports of the node to the server, from any thread (next: `server/src/array.rs`).
+//! Reports of the node to the server, from any thread (next: `server/src/cluster.rs`).
 //!
 //! The module stores nothing. Without a connection, messages are dropped: a new connection starts with all information that the server
 //! needs. So the queue only holds the unsent messages of one connection. Their number is limited by the number of labels

@@ -129,7 +129,7 @@ impl Left {
 /// Keeper of the space.
 #[derive(Debug)]
 pub(crate) struct Reserve {
-    folder: PathBuf,
+    directory: PathBuf,
     left: Arc<Left>,
     changes: usize,
     /// States that were logged last.
@@ -139,12 +139,12 @@ pub(crate) struct Reserve {
 impl Reserve {
     /// Allocates the missing space, as far as the device has any. The database is open and has its tables.
     pub(crate) fn new(path: &Path, connection: &Connection) -> Self {
-        let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
+        let directory = path.parent().unwrap_or(Path::new(".")).to_owned();
         if let Err(error) = hold_log(path) {
             tracing::warn!(%error, "no space can be set aside for the database's log");
         }
         let mut reserve = Self {
-            folder,
+            directory,
             left: Arc::default(),
             changes: CHANGES_PER_LOOK,
             told: (false, false),
@@ -164,7 +164,7 @@ impl Reserve {
     /// Checks the space. Call it after each commit with the number of its changes. It costs one system call while much space is free.
     pub(crate) fn look(&mut self, connection: &Connection, changes: usize) {
         self.changes += changes;
-        let Ok(space) = rustix::fs::statvfs(&self.folder) else {
+        let Ok(space) = rustix::fs::statvfs(&self.directory) else {
             return;
         };
         let device_bytes = space.f_bavail.saturating_mul(space.f_frsize);

@@ -1,5 +1,5 @@
 //! Adapter between a task and `tidemill_kernel`: prepares a run, starts the kernel, and converts its end into a label's outcome. It starts
-//! processes in private folders.
+//! processes in private directories.
 
 use crate::config::Config;
 use crate::reads::Reads;
@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tidemill_core::folder::is_folder;
+use tidemill_core::directory::is_directory;
 use tidemill_core::label::{Analysis, Failure, FailureKind, Kernel, Owner, TAIL_BYTES_MAX};
 use tidemill_core::resources::LIGHT_MAX;
 use tidemill_core::time::Span;
@@ -50,8 +50,8 @@ pub struct Request<'a> {
     pub analysis: &'a Analysis,
     /// User and group whose rights the kernel has.
     pub owner: Owner,
-    /// Private folder, which must not exist.
-    pub folder: &'a Path,
+    /// Private directory, which must not exist.
+    pub directory: &'a Path,
     /// Names of inputs and the files that hold them.
     pub inputs: &'a [(String, PathBuf)],
     /// Further environment variables.
@@ -130,12 +130,12 @@ impl Runner {
         let shown = Shown::new(config);
         let mut defaults = Settings::default();
         let path = config.kernels_path.iter();
-        let path: Vec<PathBuf> = path.filter_map(|folder| shown.own(folder)).collect();
+        let path: Vec<PathBuf> = path.filter_map(|directory| shown.own(directory)).collect();
         defaults.system_paths.extend(path.clone());
         defaults.path.splice(0..0, path);
         let settings = Settings {
             child: Some(config.program.clone()),
-            modules: Some(config.folder.join("wasm")),
+            modules: Some(config.directory.join("wasm")),
             idle: config.kernels_idle,
             together: Some(Together {
                 memory_bytes: config.kernels_memory_bytes(),
@@ -188,44 +188,44 @@ impl Runner {
         parts.join(", ")
     }
 
-    /// Returns whether the name is a program of this host: a name in its PATH, or an absolute path. A name that ends in a slash is a folder
+    /// Returns whether the name is a program of this host: a name in its PATH, or an absolute path. A name that ends in a slash is a directory
     /// that the host shows to kernels.
     #[must_use]
     pub fn has_program(&self, name: &str) -> bool {
         match name.strip_suffix('/') {
-            Some(folder) => self.shown.find(folder).is_some(),
+            Some(directory) => self.shown.find(directory).is_some(),
             None => self.launcher.find_program(name).is_some(),
         }
     }
 
-    /// Returns additional names for the answer to a query: for a query about a folder, all folders that the host shows.
+    /// Returns additional names for the answer to a query: for a query about a directory, all directories that the host shows.
     #[must_use]
     pub fn offers(&self, asked: &[String]) -> Vec<String> {
-        if !asked.iter().any(|name| is_folder(name)) {
+        if !asked.iter().any(|name| is_directory(name)) {
             return Vec::new();
         }
         let offered = self.shown.offered();
         offered.filter(|name| !asked.contains(name)).collect()
     }
 
-    /// Returns the share of a processor that a kernel of that user would get now. `folder` becomes its private folder.
+    /// Returns the share of a processor that a kernel of that user would get now. `directory` becomes its private directory.
     ///
     /// # Errors
     /// If no kernel can run.
-    pub fn probe(&self, folder: PathBuf, owner: Owner) -> Result<f64, ProbeError> {
+    pub fn probe(&self, directory: PathBuf, owner: Owner) -> Result<f64, ProbeError> {
         let Owner { uid, gid } = owner;
         self.launcher
-            .probe(folder, self.root.then_some(User { uid, gid }))
+            .probe(directory, self.root.then_some(User { uid, gid }))
     }
 
-    /// Starts a child that reduces arrays for a user; its private folder must not exist.
+    /// Starts a child that reduces arrays for a user; its private directory must not exist.
     ///
     /// # Errors
     /// If no child can be started.
-    pub fn start_reducing(&self, folder: &Path, owner: Owner) -> Result<Reducing, ReduceError> {
+    pub fn start_reducing(&self, directory: &Path, owner: Owner) -> Result<Reducing, ReduceError> {
         let Owner { uid, gid } = owner;
         self.launcher
-            .start_reducing(folder, self.root.then_some(User { uid, gid }))
+            .start_reducing(directory, self.root.then_some(User { uid, gid }))
     }
 
     /// Creates the network of a rank.
@@ -236,13 +236,13 @@ impl Runner {
         self.launcher.network(rank)
     }
 
-    /// Takes over the private folder of an ended kernel, for the next kernel of its user. `false` if the caller must remove the folder.
+    /// Takes over the private directory of an ended kernel, for the next kernel of its user. `false` if the caller must remove the directory.
     #[must_use]
-    pub fn recycle(&self, folder: &Path) -> bool {
-        self.launcher.recycle(folder)
+    pub fn recycle(&self, directory: &Path) -> bool {
+        self.launcher.recycle(directory)
     }
 
-    /// Runs a kernel and waits for its end. The private folder and its files stay.
+    /// Runs a kernel and waits for its end. The private directory and its files stay.
     #[must_use]
     pub fn run(&self, request: &Request<'_>, control: &Control) -> Ran {
         let mut ran = Ran {
@@ -303,7 +303,7 @@ impl Runner {
     }
 
     /// Returns whether the code of the kernel has this hash. The inputs of the request are the ones on this node. A kernel that is
-    /// stored in the array is identified by its object and need not be compared.
+    /// stored in the cluster is identified by its object and need not be compared.
     #[must_use]
     pub fn is_code(&self, request: &Request<'_>, expected: &str) -> bool {
         if matches!(
@@ -318,7 +318,10 @@ impl Runner {
 
     fn describe(&self, request: &Request<'_>) -> Result<Run, Failure> {
         let analysis = request.analysis;
-        let mut run = Run::new(self.code(&analysis.kernel, request.inputs)?, request.folder);
+        let mut run = Run::new(
+            self.code(&analysis.kernel, request.inputs)?,
+            request.directory,
+        );
         run.args.clone_from(&analysis.args);
         run.inputs = request
             .inputs
@@ -362,7 +365,7 @@ impl Runner {
         Ok(run)
     }
 
-    /// Applies the environment of the node and of the task to a run. Other nodes may show a folder that this node does not show.
+    /// Applies the environment of the node and of the task to a run. Other nodes may show a directory that this node does not show.
     fn surround(&self, run: &mut Run, request: &Request<'_>) -> Result<(), Failure> {
         let surroundings = &request.analysis.surroundings;
         let own = surroundings.environment.iter();
@@ -372,10 +375,11 @@ impl Runner {
         run.environment.extend(own);
         run.environment.extend(request.environment.iter().cloned());
         run.path = surroundings.path.iter().map(PathBuf::from).collect();
-        for folder in surroundings.shown() {
-            let found = self.shown.find(folder).ok_or_else(|| {
-                let message =
-                    format!("this node shows no folder {folder} to kernels; see --kernels-folders");
+        for directory in surroundings.shown() {
+            let found = self.shown.find(directory).ok_or_else(|| {
+                let message = format!(
+                    "this node shows no directory {directory} to kernels; see --kernels-dirs"
+                );
                 failure(FailureKind::Unfit, message)
             });
             run.shown.push(found?);
@@ -472,7 +476,7 @@ fn unprepared(error: &PrepareError) -> Failure {
         PrepareError::Input { .. } | PrepareError::WritableInput { .. } => FailureKind::Input,
         PrepareError::Make { .. }
         | PrepareError::Compiler { .. }
-        | PrepareError::ModuleFolder { .. } => FailureKind::Device,
+        | PrepareError::ModuleDirectory { .. } => FailureKind::Device,
         _ => FailureKind::Kernel,
     };
     failure(kind, error.to_string())

@@ -1,5 +1,5 @@
 //! Status object of the node: its capacity, its activity, and the run times of kernels. The module writes the object's attributes; the
-//! node also sends the status to the server (next: `server/src/array.rs`).
+//! node also sends the status to the server (next: `server/src/cluster.rs`).
 //!
 //! Counters are updated in memory. Periodically they are written as attribute page 3 of the status object (AnalyzeThis §3.1.1, "AFE
 //! Status") and sent to the server.
@@ -234,8 +234,8 @@ mod tests {
 
     #[test]
     fn history_and_counters_survive_restart() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("node.db");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("node.db");
         drop(crate::db::Db::open(&path).unwrap());
         let connection = Connection::open(&path).unwrap();
         let counters = Counters::load(&connection).unwrap();

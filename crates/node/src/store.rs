@@ -1,6 +1,6 @@
 //! Interface between a node and the store of its objects: DESIGN §6, trait `Store`. The module itself has no effects.
 //!
-//! It names no files and no folder; [`crate::folder`] is the embedded implementation.
+//! It names no files and no directory; [`crate::directory`] is the embedded implementation.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -97,7 +97,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
         shown: Shown<'_>,
     ) -> Result<u64, StoreError>;
 
-    /// Takes a file as a sealed object, in place of an existing one. The file must be on the same device, in a folder that only this
+    /// Takes a file as a sealed object, in place of an existing one. The file must be on the same device, in a directory that only this
     /// process can change. Returns its length in bytes.
     ///
     /// # Errors
@@ -178,7 +178,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// [`StoreError::Device`].
-    fn list(&self, folder: u8) -> Result<Vec<Entry>, StoreError>;
+    fn list(&self, directory: u8) -> Result<Vec<Entry>, StoreError>;
 
     /// Removes an object, and the file that was set aside for it. Returns whether the object existed.
     ///

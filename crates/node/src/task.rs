@@ -1,13 +1,13 @@
-//! Execution of one label: analyse, copy or remove. It works on the node's store and the label's private folder; `scrub` executes the
+//! Execution of one label: analyse, copy or remove. It works on the node's store and the label's private directory; `scrub` executes the
 //! labels that verify.
 //!
 //! The functions run on a worker thread and block. They change files only; [`Work::keep`] changes the rows, in the transaction that records
 //! the outcome. When a label runs again after the node was killed, its outputs replace those of the first run, which no client has seen.
 
+use crate::directory::{allocated, close_for_ever};
 use crate::executor::Parts;
 use crate::feeds::Making;
 use crate::flash_model::FlashModel;
-use crate::folder::{allocated, close_for_ever};
 use crate::growing::{Growing, Grown, Turn};
 use crate::labels::{Live, failed};
 use crate::pull::{Lies, PullError, Pulled};
@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tidemill_core::content;
-use tidemill_core::folder;
+use tidemill_core::directory;
 use tidemill_core::id::{Inode, LabelId, ObjectId, TaskId};
 use tidemill_core::job::{MAX_INPUTS, MAX_PATH_BYTES};
 use tidemill_core::label::{
@@ -36,7 +36,7 @@ use tidemill_core::surroundings::Surroundings;
 use tidemill_core::time::{Span, Time};
 use tidemill_kernel::array::Encoded;
 use tidemill_kernel::peers::Network;
-use tidemill_kernel::{FolderBounds, Made, OutputError, Prepared};
+use tidemill_kernel::{DirectoryBounds, Made, OutputError, Prepared};
 use tidemill_wire::v1;
 
 /// Environment of a rank for MPI libraries. Standard input connects the rank with the process that started it (PMI). TCP through the only
@@ -158,25 +158,25 @@ pub fn run(parts: &Parts, live: &Live, phase: &dyn Fn(&'static str)) -> Work {
     }
 }
 
-/// Empties a label's private folder for reuse by another label, or removes it.
+/// Empties a label's private directory for reuse by another label, or removes it.
 pub fn clean(parts: &Parts, label: LabelId) {
-    clean_folder(parts, &private_folder(parts, label));
+    clean_directory(parts, &private_directory(parts, label));
 }
 
-fn clean_folder(parts: &Parts, folder: &Path) {
-    if parts.runner.recycle(folder) {
+fn clean_directory(parts: &Parts, directory: &Path) {
+    if parts.runner.recycle(directory) {
         return;
     }
-    match tidemill_kernel::remove_folder(folder) {
+    match tidemill_kernel::remove_directory(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            tracing::warn!(folder = %folder.display(), %error, "a private folder can't be removed");
+            tracing::warn!(directory = %directory.display(), %error, "a private directory can't be removed");
         }
         _ => {}
     }
 }
 
-fn private_folder(parts: &Parts, label: LabelId) -> PathBuf {
-    parts.folder.join("run").join(label.to_string())
+fn private_directory(parts: &Parts, label: LabelId) -> PathBuf {
+    parts.directory.join("run").join(label.to_string())
 }
 
 /// Running label.
@@ -224,7 +224,7 @@ pub(crate) struct Ranked {
     pub(crate) made: Option<Made>,
 }
 
-/// Runs a rank of a task; another node may have the task's label. Blocks. The output stays in the folder until [`forget_rank`].
+/// Runs a rank of a task; another node may have the task's label. Blocks. The output stays in the directory until [`forget_rank`].
 pub(crate) fn run_rank(parts: &Parts, live: &Live, joined: Joined) -> Ranked {
     let mut run = Running::new(parts, live);
     run.outcome.start = now();
@@ -246,15 +246,15 @@ pub(crate) fn run_rank(parts: &Parts, live: &Live, joined: Joined) -> Ranked {
     }
 }
 
-/// Empties the folder of a rank.
+/// Empties the directory of a rank.
 pub(crate) fn forget_rank(parts: &Parts, label: LabelId, rank: usize) {
-    clean_folder(parts, &rank_folder(parts, label, rank));
+    clean_directory(parts, &rank_directory(parts, label, rank));
 }
 
-/// Returns the folder of a rank. The sweep of unused folders does not cover it, as the label may belong to another node.
-fn rank_folder(parts: &Parts, label: LabelId, rank: usize) -> PathBuf {
+/// Returns the directory of a rank. The sweep of unused directories does not cover it, as the label may belong to another node.
+fn rank_directory(parts: &Parts, label: LabelId, rank: usize) -> PathBuf {
     let name = format!("rank-{label}-{rank}");
-    parts.folder.join("run").join(name)
+    parts.directory.join("run").join(name)
 }
 
 impl<'a> Running<'a> {
@@ -307,10 +307,10 @@ impl Running<'_> {
         if analysis
             .inputs
             .iter()
-            .any(|input| folder::is_folder(&input.name))
+            .any(|input| directory::is_directory(&input.name))
         {
             let message = format!(
-                "the folders that it reads have more than {MAX_INPUTS} files together, or too long names; split it"
+                "the directories that it reads have more than {MAX_INPUTS} files together, or too long names; split it"
             );
             return Err(failure(FailureKind::Kernel, message));
         }
@@ -357,7 +357,7 @@ impl Running<'_> {
             let what = "a task with mpi makes one output".to_owned();
             return Err(failure(FailureKind::Kernel, what));
         };
-        let own = private_folder(self.parts, self.id()).with_extension("ranks");
+        let own = private_directory(self.parts, self.id()).with_extension("ranks");
         let device = |error: &std::io::Error| device_failure(&own, error);
         let file = std::fs::OpenOptions::new()
             .write(true)
@@ -401,7 +401,7 @@ impl Running<'_> {
     ) -> Result<(bool, Option<Made>), Failure> {
         self.fetch_all(analysis)?;
         self.outcome.kernel_start = now();
-        let folder = rank_folder(self.parts, self.id(), joined.rank);
+        let directory = rank_directory(self.parts, self.id(), joined.rank);
         let inputs: Vec<_> = self.inputs.iter().flatten().cloned().collect();
         let mut environment = self.environment(analysis);
         let own = |(name, value): (&str, String)| (name.to_owned(), value);
@@ -411,7 +411,7 @@ impl Running<'_> {
         let request = runner::Request {
             environment,
             joined: Some((joined.network, joined.starter)).into(),
-            ..self.request(analysis, &folder, &inputs)
+            ..self.request(analysis, &directory, &inputs)
         };
         let ran = self.parts.runner.run(&request, &self.live.control);
         self.outcome.cpu = ran.cpu;
@@ -437,9 +437,9 @@ impl Running<'_> {
         if feed.is_some() || growing && self.local(input.object).is_none() {
             let making = feed.map(|feed| {
                 self.outcome.fed += 1;
-                Making::new(private_folder(self.parts, feed.maker), feed)
+                Making::new(private_directory(self.parts, feed.maker), feed)
             });
-            let pipe = private_folder(self.parts, self.id());
+            let pipe = private_directory(self.parts, self.id());
             let pipe = pipe.with_extension(format!("{index}.grows"));
             let from = (Arc::clone(&self.parts.store), input.object);
             let turn = Turn::new(Arc::clone(&self.parts.pace), leaves);
@@ -501,13 +501,13 @@ impl Running<'_> {
     }
 
     fn run_kernel(&mut self, analysis: &Analysis) -> Result<Prepared, Failure> {
-        let folder = private_folder(self.parts, self.id());
+        let directory = private_directory(self.parts, self.id());
         let reads = analysis.surroundings.reads_all();
         let reads = reads.then(|| Reads::new(self.parts, self.live, analysis));
         let inputs: Vec<_> = self.inputs.iter().flatten().cloned().collect();
         let request = runner::Request {
             reads: reads.as_ref(),
-            ..self.request(analysis, &folder, &inputs)
+            ..self.request(analysis, &directory, &inputs)
         };
         let Ran {
             result,
@@ -535,13 +535,13 @@ impl Running<'_> {
     fn request<'a>(
         &self,
         analysis: &'a Analysis,
-        folder: &'a Path,
+        directory: &'a Path,
         inputs: &'a [(String, PathBuf)],
     ) -> runner::Request<'a> {
         runner::Request {
             analysis,
             owner: self.owner(),
-            folder,
+            directory,
             inputs,
             environment: self.environment(analysis),
             reads: None,
@@ -626,8 +626,8 @@ impl Running<'_> {
             .iter()
             .filter_map(|input| Some((input.name.clone(), self.local(input.object)?.0)))
             .collect();
-        let folder = private_folder(self.parts, self.id());
-        let request = self.request(analysis, &folder, &inputs);
+        let directory = private_directory(self.parts, self.id());
+        let request = self.request(analysis, &directory, &inputs);
         if !(self.parts.runner).is_code(&request, &memory.kernel_hash) {
             return Err(other("the kernel's code is another one now"));
         }
@@ -635,7 +635,7 @@ impl Running<'_> {
         self.outcome.kernel_start = now();
         let mut sealed = Vec::with_capacity(memory.outputs.len());
         for (index, (from, (output, name))) in (0..).zip(memory.outputs.iter().zip(outputs)) {
-            let own = folder.with_extension(format!("{index}.again"));
+            let own = directory.with_extension(format!("{index}.again"));
             let linked = self.link(from, &own).and_then(|()| own_file(&own));
             let size = linked.and_then(|made| {
                 let adopted = self.parts.store.adopt(output.object, &made);
@@ -798,19 +798,19 @@ impl Running<'_> {
             surroundings: Surroundings::default(),
             ..analysis.clone()
         };
-        let folder =
-            private_folder(self.parts, self.id()).with_extension(format!("{index}.decode"));
+        let directory =
+            private_directory(self.parts, self.id()).with_extension(format!("{index}.decode"));
         let inputs = (0..).zip(stored);
         let inputs: Vec<_> = inputs
             .map(|(number, path): (u32, _)| (format!("stored.{number}"), path.clone()))
             .collect();
         let request = runner::Request {
             environment: Vec::new(),
-            ..self.request(&analysis, &folder, &inputs)
+            ..self.request(&analysis, &directory, &inputs)
         };
         let ran = self.parts.runner.run(&request, &self.live.control);
         self.outcome.cpu = self.outcome.cpu + ran.cpu;
-        let to = folder.with_extension("values");
+        let to = directory.with_extension("values");
         let taken = ran
             .result
             .map_err(|failed| undecoded(input, failed, &ran.stderr))
@@ -823,7 +823,7 @@ impl Running<'_> {
                     .map(|metadata| allocated(&metadata))
                     .map_err(|error| device_failure(&to, &error))
             });
-        clean_folder(self.parts, &folder);
+        clean_directory(self.parts, &directory);
         self.parts.counters.on_written(taken?);
         self.decoded.push(to.clone());
         Ok(to)
@@ -935,12 +935,12 @@ impl Running<'_> {
     }
 
     /// Takes the outputs one after the other, in the order in which they are found. The kernel has ended; taking the first output
-    /// also takes its folder back from the user.
+    /// also takes its directory back from the user.
     fn take_outputs(&mut self, prepared: &Prepared, analysis: &Analysis) -> Done {
         let mut sealed = Vec::with_capacity(analysis.outputs.len());
         let mut left = Left {
-            files: usize::try_from(folder::FILES_MAX).unwrap_or(usize::MAX),
-            path_bytes: folder::PATH_BYTES_MAX,
+            files: usize::try_from(directory::FILES_MAX).unwrap_or(usize::MAX),
+            path_bytes: directory::PATH_BYTES_MAX,
         };
         let (limit, mut total) = (analysis.limits.output_bytes, 0_u64);
         for output in &analysis.outputs {
@@ -1001,8 +1001,8 @@ impl Running<'_> {
     ) -> Done {
         phase("fetching");
         self.outcome.kernel_start = self.outcome.start;
-        let folder = private_folder(self.parts, self.id());
-        let own = folder.with_extension("copy");
+        let directory = private_directory(self.parts, self.id());
+        let own = directory.with_extension("copy");
         // A damaged local copy is recreated from another copy.
         let anew = from.object == to.object && from.node != self.parts.node;
         let local = self.local(from.object).filter(|_| !anew);
@@ -1233,7 +1233,7 @@ pub(crate) fn failure(kind: FailureKind, message: String) -> Failure {
     Failure { kind, message }
 }
 
-/// Returns the output for one file: the output itself, or the file of this name if the output is a folder.
+/// Returns the output for one file: the output itself, or the file of this name if the output is a directory.
 fn below(output: &Output, object: ObjectId, name: &str) -> Output {
     if name.is_empty() {
         return output.clone();
@@ -1247,20 +1247,20 @@ fn below(output: &Output, object: ObjectId, name: &str) -> Output {
     }
 }
 
-/// Remaining limits of the folders among a task's outputs.
+/// Remaining limits of the directories among a task's outputs.
 struct Left {
     files: usize,
     path_bytes: usize,
 }
 
-/// Returns the files of an output: the output itself, or the files of the folder.
+/// Returns the files of an output: the output itself, or the files of the directory.
 fn files_of(prepared: &Prepared, output: &Output, left: &mut Left) -> Result<Vec<Sealed>, Failure> {
-    if !folder::is_folder(&output.name) {
+    if !directory::is_directory(&output.name) {
         return Ok(vec![Sealed::file(output.object, 0)]);
     }
-    let most = FolderBounds {
+    let most = DirectoryBounds {
         files: left.files,
-        depth: folder::DEPTH_MAX,
+        depth: directory::DEPTH_MAX,
     };
     let found = prepared.output_files(&output.name, most);
     let found = found.map_err(|error| unwritten(&error))?;
@@ -1275,7 +1275,7 @@ fn files_of(prepared: &Prepared, output: &Output, left: &mut Left) -> Result<Vec
                 "the names in the output {:?} are too long: a path has at most {MAX_PATH_BYTES} bytes, and all of a task \
                  have at most {} together; use shorter names",
                 output.name,
-                folder::PATH_BYTES_MAX
+                directory::PATH_BYTES_MAX
             );
             return Err(failure(FailureKind::OutputLimit, message));
         };
@@ -1286,17 +1286,17 @@ fn files_of(prepared: &Prepared, output: &Output, left: &mut Left) -> Result<Vec
     Ok(files)
 }
 
-/// Returns the files of the outputs if they are taken from an earlier task, each with its name in the output folder. `None` if the earlier
+/// Returns the files of the outputs if they are taken from an earlier task, each with its name in the output directory. `None` if the earlier
 /// outputs do not fit.
 fn remembered(analysis: &Analysis, memory: &v1::Remembered) -> Option<Vec<(Output, String)>> {
     let outputs = &analysis.outputs;
     let names = memory.outputs.iter().map(|file| file.name.as_str());
-    let owners = folder::outputs_of(outputs.iter().map(|one| one.name.as_str()), names)?;
+    let owners = directory::outputs_of(outputs.iter().map(|one| one.name.as_str()), names)?;
     let mut objects: Vec<_> = outputs.iter().map(Output::objects).collect();
     let file = |(file, owner): (&v1::Input, usize)| {
         let output = &outputs[owner];
         let object = ObjectId(objects[owner].next()?);
-        let name = if folder::is_folder(&output.name) {
+        let name = if directory::is_directory(&output.name) {
             &file.name[output.name.len()..]
         } else {
             ""

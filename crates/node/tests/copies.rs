@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
-mod array;
+mod cluster;
 
-use array::*;
+use cluster::*;
 use std::fs::Permissions;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
@@ -19,24 +19,24 @@ use tidemill_wire::{route, v1};
 
 /// Node that has objects, and node that copies them.
 struct Two {
-    folders: [tempfile::TempDir; 2],
+    directories: [tempfile::TempDir; 2],
     nodes: [Node; 2],
     connections: [Connection; 2],
 }
 
 async fn two(change: impl Fn(&mut Config)) -> Two {
-    let folders = [folder(), folder()];
+    let directories = [directory(), directory()];
     let mut server = FakeServer::start().await;
     let (mut nodes, mut connections) = (Vec::new(), Vec::new());
-    for (id, folder) in (1..).zip(&folders) {
-        let mut config = config(id, folder.path(), &server);
+    for (id, directory) in (1..).zip(&directories) {
+        let mut config = config(id, directory.path(), &server);
         change(&mut config);
         nodes.push(Node::start(config).await.unwrap());
         connections.push(server.welcomed().await);
     }
     tell_peers(&connections);
     Two {
-        folders,
+        directories,
         nodes: nodes.try_into().unwrap(),
         connections: connections.try_into().unwrap_or_else(|_| unreachable!()),
     }
@@ -64,13 +64,13 @@ fn bytes(object: u64) -> Vec<u8> {
     object.to_le_bytes().repeat(length / 8)
 }
 
-fn file(folder: &Path, object: u64) -> std::path::PathBuf {
-    folder.join(ObjectId(object).relative_path())
+fn file(directory: &Path, object: u64) -> std::path::PathBuf {
+    directory.join(ObjectId(object).relative_path())
 }
 
 /// Returns the hash that a node has recorded for an object.
-fn hash(folder: &Path, object: u64) -> Option<Vec<u8>> {
-    let db = rusqlite::Connection::open(folder.join("node.db")).unwrap();
+fn hash(directory: &Path, object: u64) -> Option<Vec<u8>> {
+    let db = rusqlite::Connection::open(directory.join("node.db")).unwrap();
     let sql = "SELECT hash FROM object WHERE id = ?1";
     db.query_row(sql, [object.cast_signed()], |row| row.get(0))
         .ok()
@@ -97,12 +97,12 @@ async fn many_copies_arrive_and_one_failure_affects_no_other() {
         put(&two.nodes[0], 0x300, &large).await;
         // One source is lost, one differs from its recorded hash, and one belongs to another user.
         let second = &mut two.connections[1];
-        let spoilt = file(two.folders[0].path(), 0x120);
+        let spoilt = file(two.directories[0].path(), 0x120);
         second.labels(&[copy_label(1, 0x120, 1, 0x120)]);
         assert!(!sealed(&second.finished(1).await).is_empty());
         second.remove(&[0x120]).await;
         spoil(&spoilt);
-        std::fs::remove_file(file(two.folders[0].path(), 0x121)).unwrap();
+        std::fs::remove_file(file(two.directories[0].path(), 0x121)).unwrap();
         let copy = |&object: &u64| copy_label(0x1000 + object, object, 1, object);
         let mut labels: Vec<v1::Label> = objects.iter().chain(&[0x300]).map(copy).collect();
         let Some(v1::label::Operation::Copy(wrong)) = &mut labels[0x22].operation else {
@@ -114,13 +114,13 @@ async fn many_copies_arrive_and_one_failure_affects_no_other() {
             let outcome = second.finished(0x1000 + object).await;
             if (0x120..=0x122).contains(&object) {
                 assert_eq!(failure(&outcome).kind, "input", "{object:x}");
-                assert!(!file(two.folders[1].path(), object).exists());
+                assert!(!file(two.directories[1].path(), object).exists());
                 continue;
             }
             let expected = bytes(object);
             assert_eq!(sealed(&outcome), [(object, expected.len() as u64)]);
             assert_eq!(get(&two.nodes[1], object).await, expected);
-            let kept = hash(two.folders[1].path(), object).unwrap();
+            let kept = hash(two.directories[1].path(), object).unwrap();
             assert_eq!(kept, blake3::hash(&expected).as_bytes());
         }
         assert_eq!(sealed(&second.finished(0x1300).await)[0].1, 3 << 20);
@@ -146,7 +146,7 @@ async fn full_node_takes_copies_that_fit_and_reports_others() {
     let mut made = 0;
     for object in 1..=50 {
         let outcome = connection.finished(object).await;
-        let there = file(two.folders[1].path(), object).exists();
+        let there = file(two.directories[1].path(), object).exists();
         assert_eq!(there, outcome.failure.is_none(), "{object}");
         made += u64::from(there);
         if !there {
@@ -178,7 +178,7 @@ async fn single_copy_of_many_can_be_aborted() {
             assert_eq!(object % 10, 0);
             assert_eq!(failure(&outcome).kind, "cancelled");
         }
-        let there = file(two.folders[1].path(), object).exists();
+        let there = file(two.directories[1].path(), object).exists();
         assert_eq!(there, outcome.failure.is_none(), "{object}");
     }
     two.stop().await;
@@ -186,7 +186,7 @@ async fn single_copy_of_many_can_be_aborted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn copy_without_capability_is_refused() {
-    let (_folder, _server, node, _connection) = node_with(b"own").await;
+    let (_directory, _server, node, _connection) = node_with(b"own").await;
     for object in [5, 6, 7] {
         put(&node, object, &bytes(object)).await;
     }
@@ -224,9 +224,9 @@ async fn copy_without_capability_is_refused() {
 struct Killed(Child);
 
 impl Killed {
-    fn spawn(folder: &Path, server: &FakeServer) -> Self {
+    fn spawn(directory: &Path, server: &FakeServer) -> Self {
         let mut command = Command::new(program());
-        command.args(["2".as_ref(), folder.as_os_str(), server.url.as_ref()]);
+        command.args(["2".as_ref(), directory.as_os_str(), server.url.as_ref()]);
         Self(command.stdin(Stdio::null()).spawn().unwrap())
     }
 }
@@ -240,16 +240,16 @@ impl Drop for Killed {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn node_killed_repeatedly_ends_with_all_copies() {
-    let folders = [folder(), folder()];
+    let directories = [directory(), directory()];
     let mut server = FakeServer::start().await;
-    let source = Node::start(config(1, folders[0].path(), &server)).await;
+    let source = Node::start(config(1, directories[0].path(), &server)).await;
     let source = source.unwrap();
     let first = server.welcomed().await;
     let objects: Vec<u64> = (1..=400).collect();
     for &object in &objects {
         put(&source, object, &bytes(object)).await;
     }
-    let target = folders[1].path();
+    let target = directories[1].path();
     let mut left = objects.clone();
     for round in 1.. {
         let child = Killed::spawn(target, &server);

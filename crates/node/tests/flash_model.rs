@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
-mod array;
+mod cluster;
 
-use array::*;
+use cluster::*;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -18,8 +18,8 @@ use tidemill_wire::v1;
 
 const MIB: usize = 1 << 20;
 
-fn small(folder: &Path, server: &FakeServer) -> Config {
-    let mut config = config(1, folder, server);
+fn small(directory: &Path, server: &FakeServer) -> Config {
+    let mut config = config(1, directory, server);
     config.capacity_bytes = Some(64 << 20);
     config
 }
@@ -35,9 +35,9 @@ async fn model(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn status_counts_writes_overwrites_and_removals() {
-    let folder = folder();
+    let directory = directory();
     let mut server = FakeServer::start().await;
-    let node = Node::start(small(folder.path(), &server)).await.unwrap();
+    let node = Node::start(small(directory.path(), &server)).await.unwrap();
     let mut connection = server.welcomed().await;
     let empty = model(&mut connection, |_| true).await;
     assert_eq!(
@@ -94,7 +94,7 @@ async fn status_counts_writes_overwrites_and_removals() {
     assert_eq!(kept.as_object().unwrap().len(), 15);
     assert_eq!(kept["block_bytes"], flash_model::json(&worn)["block_bytes"]);
 
-    let node = Node::start(small(folder.path(), &server)).await.unwrap();
+    let node = Node::start(small(directory.path(), &server)).await.unwrap();
     let mut connection = server.welcomed().await;
     assert_eq!(
         model(&mut connection, |_| true).await,
@@ -107,14 +107,14 @@ async fn status_counts_writes_overwrites_and_removals() {
 #[tokio::test(flavor = "multi_thread")]
 async fn holes_of_sealed_files_are_not_counted_as_written() {
     const DATA: u64 = 8192;
-    let folder = folder();
+    let directory = directory();
     let mut server = FakeServer::start().await;
-    let mut config = small(folder.path(), &server);
+    let mut config = small(directory.path(), &server);
     config.capacity_bytes = Some(4 << 40);
     let node = Node::start(config).await.unwrap();
     let mut connection = server.welcomed().await;
     // The file is written in place, like by a mount on the same host.
-    let file = std::fs::File::create(folder.path().join(ObjectId(1).relative_path())).unwrap();
+    let file = std::fs::File::create(directory.path().join(ObjectId(1).relative_path())).unwrap();
     file.write_all_at(&[1; 4096], 0).unwrap();
     file.write_all_at(&[1; 4096], 1 << 30).unwrap();
     file.set_len(1 << 40).unwrap();
@@ -137,9 +137,9 @@ async fn holes_of_sealed_files_are_not_counted_as_written() {
     node.stop().await;
 }
 
-fn spawn(folder: &Path, server: &FakeServer) -> Child {
+fn spawn(directory: &Path, server: &FakeServer) -> Child {
     Command::new(program())
-        .args(["1".as_ref(), folder.as_os_str(), server.url.as_ref()])
+        .args(["1".as_ref(), directory.as_os_str(), server.url.as_ref()])
         .stdin(Stdio::null())
         .spawn()
         .unwrap()
@@ -162,15 +162,15 @@ async fn put_there(connection: &Connection, object: u64, bytes: &[u8]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_node_resumes_from_snapshot_and_objects() {
-    let folder = folder();
+    let directory = directory();
     let mut server = FakeServer::start().await;
-    let mut child = spawn(folder.path(), &server);
+    let mut child = spawn(directory.path(), &server);
     let mut connection = server.welcomed().await;
     put_there(&connection, 1, &vec![1; MIB]).await;
     put_there(&connection, 2, &vec![2; MIB]).await;
     let before = model(&mut connection, |model| model.host_bytes == 2 * MIB as u64).await;
     // The snapshot is written after the report. Only the content of the snapshot can be expected after the kill.
-    while !folder.path().join("flash").exists() {
+    while !directory.path().join("flash").exists() {
         tokio::task::yield_now().await;
     }
     connection.remove(&[1]).await;
@@ -182,7 +182,7 @@ async fn killed_node_resumes_from_snapshot_and_objects() {
     child.wait().unwrap();
     drop(connection);
 
-    let mut child = spawn(folder.path(), &server);
+    let mut child = spawn(directory.path(), &server);
     let mut connection = server.welcomed().await;
     let after = model(&mut connection, |_| true).await;
     // The snapshot, written after the first write, contains at least object 1; objects 2 and 3 follow from the store.
@@ -195,10 +195,10 @@ async fn killed_node_resumes_from_snapshot_and_objects() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn damaged_or_missing_snapshot_is_rebuilt_from_objects() {
-    let folder = folder();
+    let directory = directory();
     let mut server = FakeServer::start().await;
-    let snapshot = folder.path().join("flash");
-    let node = Node::start(small(folder.path(), &server)).await.unwrap();
+    let snapshot = directory.path().join("flash");
+    let node = Node::start(small(directory.path(), &server)).await.unwrap();
     let mut connection = server.welcomed().await;
     put(&node, 1, &vec![1; MIB]).await;
     put(&node, 2, &vec![2; MIB]).await;
@@ -217,7 +217,7 @@ async fn damaged_or_missing_snapshot_is_rebuilt_from_objects() {
         } else {
             std::fs::remove_file(&snapshot).unwrap();
         }
-        let node = Node::start(small(folder.path(), &server)).await.unwrap();
+        let node = Node::start(small(directory.path(), &server)).await.unwrap();
         let mut connection = server.welcomed().await;
         let anew = model(&mut connection, |_| true).await;
         assert_eq!((anew.host_bytes, anew.used_bytes), (MIB as u64, MIB as u64));
@@ -228,12 +228,12 @@ async fn damaged_or_missing_snapshot_is_rebuilt_from_objects() {
 
 /// Returns the bytes that the second of two nodes wrote when it pulled a megabyte and wrote one line of it.
 async fn written_by_a_pull(in_place: bool) -> (u64, u64) {
-    let folders = [folder(), folder()];
+    let directories = [directory(), directory()];
     let mut server = FakeServer::start().await;
     let mut nodes = Vec::new();
     let mut connections = Vec::new();
-    for (id, folder) in (1..).zip(&folders) {
-        let mut config = config(id, folder.path(), &server);
+    for (id, directory) in (1..).zip(&directories) {
+        let mut config = config(id, directory.path(), &server);
         config.in_place = in_place;
         config.pulled_bytes_max = 0;
         nodes.push(Node::start(config).await.unwrap());

@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
-mod array;
+mod cluster;
 
-use array::*;
+use cluster::*;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
@@ -30,7 +30,7 @@ fn run(program: &str, args: &[&str]) -> bool {
 impl Device {
     /// Creates a device of 50 MB with this file system. Prints a message and returns `None` if this is not possible.
     fn new(kind: &str) -> Option<Self> {
-        let image = folder();
+        let image = directory();
         let path = image.path().join("device");
         let file = image.path().join("image");
         std::fs::create_dir(&path).unwrap();
@@ -163,9 +163,9 @@ async fn full_ext4_refuses_bytes_but_seals_removes_and_starts() {
     a_full_device_takes_no_bytes_but_seals_removes_and_starts("ext4").await;
 }
 
-fn spawn(folder: &Path, server: &FakeServer) -> std::process::Child {
+fn spawn(directory: &Path, server: &FakeServer) -> std::process::Child {
     Command::new(program())
-        .args(["1".as_ref(), folder.as_os_str(), server.url.as_ref()])
+        .args(["1".as_ref(), directory.as_os_str(), server.url.as_ref()])
         .stdin(std::process::Stdio::null())
         .spawn()
         .unwrap()
@@ -204,9 +204,9 @@ async fn node_killed_on_full_device_starts_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn seal_after_lost_writer_ignores_its_late_writes() {
-    let folder = folder();
+    let directory = directory();
     let mut server = FakeServer::start().await;
-    let node = Node::start(config(1, folder.path(), &server))
+    let node = Node::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     let _connection = server.welcomed().await;
@@ -218,7 +218,7 @@ async fn seal_after_lost_writer_ignores_its_late_writes() {
         let remote = remote(&node, object, rights::READ | rights::WRITE);
         Objects::new(None).seal(&remote, &body).await.unwrap()
     };
-    let path = |object: u64| folder.path().join(ObjectId(object).relative_path());
+    let path = |object: u64| directory.path().join(ObjectId(object).relative_path());
     // The file has a megabyte of data, a megabyte of hole, and some bytes.
     let writer = File::create(path(1)).unwrap();
     writer.write_all_at(&[b'a'; 1 << 20], 0).unwrap();
@@ -252,9 +252,9 @@ async fn seal_after_lost_writer_ignores_its_late_writes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn outputs_without_commit_are_removed() {
-    let folder = folder();
+    let directory = directory();
     let mut server = FakeServer::start().await;
-    let mut child = spawn(folder.path(), &server);
+    let mut child = spawn(directory.path(), &server);
     let mut connection = server.welcomed().await;
     connection.labels(&[
         program_label(1, "sh", &["-c", "echo x > out; sleep 1000"]).output("out", 11),
@@ -265,11 +265,11 @@ async fn outputs_without_commit_are_removed() {
     child.kill().unwrap();
     child.wait().unwrap();
     // This is the state after a kill between the rename of the output and the commit.
-    let output = folder.path().join(ObjectId(11).relative_path());
+    let output = directory.path().join(ObjectId(11).relative_path());
     std::fs::write(&output, b"half").unwrap();
-    let other = folder.path().join(ObjectId(99).relative_path());
+    let other = directory.path().join(ObjectId(99).relative_path());
     std::fs::write(&other, b"somebody's").unwrap();
-    child = spawn(folder.path(), &server);
+    child = spawn(directory.path(), &server);
     let mut connection = server.welcomed().await;
     // In the meantime, the server has given the label to another node.
     connection.abort(1);
@@ -282,15 +282,15 @@ async fn outputs_without_commit_are_removed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_removal_reports_removed_objects() {
-    let folder = folder();
+    let directory = directory();
     let mut server = FakeServer::start().await;
-    let node = Node::start(config(1, folder.path(), &server))
+    let node = Node::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     let mut connection = server.welcomed().await;
     put(&node, 1, b"x").await;
-    // Even root can't unlink a folder.
-    let stuck = folder.path().join(ObjectId(2).relative_path());
+    // Even root can't unlink a directory.
+    let stuck = directory.path().join(ObjectId(2).relative_path());
     std::fs::create_dir(&stuck).unwrap();
     let outcome = connection.remove(&[1, 2, 3]).await;
     assert_eq!(failure(&outcome).kind, "device");

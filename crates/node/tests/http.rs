@@ -6,9 +6,9 @@
     reason = "a test that fails here has failed"
 )]
 
-mod array;
+mod cluster;
 
-use array::*;
+use cluster::*;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -43,13 +43,13 @@ impl Reply {
 }
 
 async fn started(change: impl FnOnce(&mut Config)) -> (tempfile::TempDir, Node, Connection) {
-    let folder = folder();
+    let directory = directory();
     let mut server = FakeServer::start().await;
-    let mut config = config(1, folder.path(), &server);
+    let mut config = config(1, directory.path(), &server);
     change(&mut config);
     let node = Node::start(config).await.unwrap();
     let connection = server.welcomed().await;
-    (folder, node, connection)
+    (directory, node, connection)
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -100,7 +100,7 @@ fn path(object: u64) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn object_is_written_sealed_and_read_in_ranges() {
-    let (folder, node, _connection) = started(|_| ()).await;
+    let (directory, node, _connection) = started(|_| ()).await;
     let all = capability(1, 5, ALL);
     let read = capability(1, 5, rights::READ);
     let data: Vec<u8> = (0..3_000_000_u32).map(|n| n.to_le_bytes()[0]).collect();
@@ -141,7 +141,7 @@ async fn object_is_written_sealed_and_read_in_ranges() {
             (200, Some(3_000_000))
         );
     }
-    let file = folder.path().join(ObjectId(5).relative_path());
+    let file = directory.path().join(ObjectId(5).relative_path());
     let metadata = std::fs::metadata(&file).unwrap();
     assert_eq!(metadata.permissions().mode() & 0o777, 0o444);
     if rustix::process::geteuid().is_root() {
@@ -175,7 +175,7 @@ async fn object_is_written_sealed_and_read_in_ranges() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ranges_of_object_come_in_one_answer() {
-    let (_folder, node, _connection) = started(|_| ()).await;
+    let (_directory, node, _connection) = started(|_| ()).await;
     put(&node, 5, b"0123456789").await;
     let read = capability(1, 5, rights::READ);
     let target = format!("{}/ranges", path(5));
@@ -227,7 +227,7 @@ async fn ranges_of_object_come_in_one_answer() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unsealed_object_can_be_synced_and_extended() {
-    let (_folder, node, _connection) = started(|_| ()).await;
+    let (_directory, node, _connection) = started(|_| ()).await;
     let all = capability(1, 5, ALL);
     let target = format!("{}/sync", path(5));
     for piece in ["one", "two"] {
@@ -249,7 +249,7 @@ async fn unsealed_object_can_be_synced_and_extended() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn object_begins_as_copy_of_sealed_object() {
-    let (_folder, node, _connection) = started(|_| ()).await;
+    let (_directory, node, _connection) = started(|_| ()).await;
     put(&node, 5, b"one and two").await;
     let all = capability(1, 6, ALL);
     let source = |rights| format!("x-tidemill-source: {}\r\n", hex(&capability(1, 5, rights)));
@@ -287,7 +287,7 @@ async fn object_begins_as_copy_of_sealed_object() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sealed_object_never_changes() {
-    let (_folder, node, mut connection) = started(|_| ()).await;
+    let (_directory, node, mut connection) = started(|_| ()).await;
     put(&node, 5, b"for ever").await;
     let all = capability(1, 5, ALL);
     for (method, path) in [
@@ -319,7 +319,7 @@ async fn sealed_object_never_changes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn request_without_matching_capability_is_refused() {
-    let (_folder, node, _connection) = started(|_| ()).await;
+    let (_directory, node, _connection) = started(|_| ()).await;
     put(&node, 5, b"secret").await;
     let key = tidemill_wire::capability::Key::new(KEY);
     let old = key.sign(&tidemill_wire::capability::Capability {
@@ -388,10 +388,10 @@ async fn request_without_matching_capability_is_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn objects_written_in_place_are_sealed_in_batch() {
-    let (folder, node, _connection) = started(|_| ()).await;
+    let (directory, node, _connection) = started(|_| ()).await;
     let mut items = Vec::new();
     for object in 10..200_u64 {
-        let file = folder.path().join(ObjectId(object).relative_path());
+        let file = directory.path().join(ObjectId(object).relative_path());
         std::fs::write(&file, vec![b'x'; usize::try_from(object).unwrap()]).unwrap();
         let mut body = seal_body(&format!("/f{object}"));
         body.durable = object == 20;
@@ -459,7 +459,7 @@ async fn objects_written_in_place_are_sealed_in_batch() {
 
 /// Returns the attributes of an object's own page.
 fn recorded(node: &Node, object: u64) -> BTreeMap<u32, Vec<u8>> {
-    let db = rusqlite::Connection::open(node.daemon().config.folder.join("node.db")).unwrap();
+    let db = rusqlite::Connection::open(node.daemon().config.directory.join("node.db")).unwrap();
     let sql = "SELECT number, value FROM attribute WHERE object = ?1 AND page = 1";
     let mut statement = db.prepare(sql).unwrap();
     let rows = statement.query_map([object.cast_signed()], |row| Ok((row.get(0)?, row.get(1)?)));
@@ -469,7 +469,7 @@ fn recorded(node: &Node, object: u64) -> BTreeMap<u32, Vec<u8>> {
 /// A node records the attributes that the server has signed, whatever the client sends with its seal.
 #[tokio::test(flavor = "multi_thread")]
 async fn seal_records_signed_attributes_not_the_clients() {
-    let (_folder, node, _connection) = started(|_| ()).await;
+    let (_directory, node, _connection) = started(|_| ()).await;
     let part = PartOf {
         version: ObjectId(70),
         index: 1,
@@ -571,7 +571,7 @@ async fn seal_records_signed_attributes_not_the_clients() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_can_set_attributes_only_on_their_own_pages() {
-    let (_folder, node, _connection) = started(|_| ()).await;
+    let (_directory, node, _connection) = started(|_| ()).await;
     put(&node, 5, b"x").await;
     let all = capability(1, 5, ALL);
     let at = |page: u32, number: u32| format!("{}/attributes/{page}/{number}", path(5));
@@ -615,7 +615,7 @@ async fn clients_can_set_attributes_only_on_their_own_pages() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn full_node_refuses_writes_until_space_is_freed() {
-    let (_folder, node, mut connection) =
+    let (_directory, node, mut connection) =
         started(|config| config.capacity_bytes = Some(100_000)).await;
     put(&node, 5, &vec![1; 60_000]).await;
     let six = capability(1, 6, ALL);
@@ -670,7 +670,7 @@ async fn full_node_refuses_writes_until_space_is_freed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tasks_are_listed_while_running_and_after_end() {
-    let (_folder, node, mut connection) = started(|_| ()).await;
+    let (_directory, node, mut connection) = started(|_| ()).await;
     put(&node, 5, b"x").await;
     let script = "echo begun >&2; cat gate > out; exec sleep 1000";
     connection.labels(&[program_label(1, "sh", &["-c", script])
@@ -737,7 +737,7 @@ async fn tasks_are_listed_while_running_and_after_end() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_capability_is_refused_before_body() {
-    let (_folder, node, _connection) = started(|_| ()).await;
+    let (_directory, node, _connection) = started(|_| ()).await;
     let address = node.url().strip_prefix("http://").unwrap();
     let forged = {
         let mut capability = capability(1, 5, ALL);
@@ -765,7 +765,7 @@ async fn invalid_capability_is_refused_before_body() {
 /// messages. It is removed when the server no longer announces it.
 #[tokio::test(flavor = "multi_thread")]
 async fn channel_accepts_messages_only_with_capability() {
-    let (folder, node, connection) = started(|_| ()).await;
+    let (directory, node, connection) = started(|_| ()).await;
     let told = |channels: Vec<(u64, u64)>| {
         let channels = channels.into_iter();
         let channels = channels.map(|(object, capacity_bytes)| v1::KeptChannel {
@@ -797,7 +797,7 @@ async fn channel_accepts_messages_only_with_capability() {
     let full = request(&node, "POST", path, Some(&large), "", b"").await;
     assert!(full.status >= 500, "{}", full.text());
     let files = || {
-        std::fs::read_dir(folder.path().join("channels"))
+        std::fs::read_dir(directory.path().join("channels"))
             .unwrap()
             .count()
     };

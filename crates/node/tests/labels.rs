@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
-mod array;
+mod cluster;
 
-use array::*;
+use cluster::*;
 use tidemill_node::Node;
 use tidemill_wire::v1;
 
@@ -16,7 +16,7 @@ async fn node() -> (tempfile::TempDir, FakeServer, Node, Connection) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn program_reads_input_and_output_is_sealed() {
-    let (folder, _server, node, mut connection) = node().await;
+    let (directory, _server, node, mut connection) = node().await;
     let label = program_label(1, SHELL, &["-c", "wc -l < in.txt > counts/out.txt; id -u"])
         .input("in.txt", 1, 1)
         .output("counts/out.txt", 2)
@@ -34,7 +34,7 @@ async fn program_reads_input_and_output_is_sealed() {
     assert_eq!(outcome.moved_bytes, 0);
     assert_eq!(outcome.kernel_hash.len(), 64);
     assert!(outcome.start <= outcome.kernel_start && outcome.kernel_start <= outcome.end);
-    let run = folder.path().join("run").join("1");
+    let run = directory.path().join("run").join("1");
     while run.exists() {
         tokio::task::yield_now().await;
     }
@@ -43,7 +43,7 @@ async fn program_reads_input_and_output_is_sealed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn chained_labels_run_in_order_and_fail_together() {
-    let (_folder, _server, node, mut connection) = node().await;
+    let (_directory, _server, node, mut connection) = node().await;
     connection.labels(&[
         program_label(1, SHELL, &["-c", "cat in > out"])
             .input("in", 1, 1)
@@ -75,7 +75,7 @@ async fn chained_labels_run_in_order_and_fail_together() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn outcome_is_resent_until_acknowledged() {
-    let (_folder, mut server, node, mut connection) = node().await;
+    let (_directory, mut server, node, mut connection) = node().await;
     // The output contains the time, so a second run would be visible.
     let label = program_label(1, SHELL, &["-c", "date +%N > out"]).output("out", 2);
     connection.labels(std::slice::from_ref(&label));
@@ -85,8 +85,8 @@ async fn outcome_is_resent_until_acknowledged() {
 
     let mut connection = server.connection().await;
     assert_eq!(connection.hello.labels, [1]);
-    assert_eq!(connection.hello.array_id, ARRAY);
-    connection.welcome(ARRAY);
+    assert_eq!(connection.hello.cluster_id, CLUSTER);
+    connection.welcome(CLUSTER);
     assert_eq!(connection.finished(1).await, first);
     // The server sends the label once more: it does not run again.
     connection.labels(std::slice::from_ref(&label));
@@ -104,7 +104,7 @@ async fn outcome_is_resent_until_acknowledged() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_outputs_fail_task_with_reason() {
-    let (folder, _server, node, mut connection) = node().await;
+    let (directory, _server, node, mut connection) = node().await;
     let run = |id, script: &str| {
         program_label(id, SHELL, &["-c", script])
             .input("in", 1, 1)
@@ -134,14 +134,14 @@ async fn bad_outputs_fail_task_with_reason() {
     assert_eq!(sealed(&connection.finished(5).await), [(15, 3000)]);
     for object in [11_u64, 12, 13, 16] {
         let path = tidemill_core::id::ObjectId(object).relative_path();
-        assert!(!folder.path().join(path).exists());
+        assert!(!directory.path().join(path).exists());
     }
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unrunnable_label_fails_with_reason() {
-    let (_folder, _server, node, mut connection) = node().await;
+    let (_directory, _server, node, mut connection) = node().await;
     let mut builtin = program_label(4, "", &[]);
     analyse(&mut builtin).kernel = Some(v1::Kernel {
         code: Some(v1::kernel::Code::Builtin("no-such-kernel".into())),
@@ -174,7 +174,7 @@ async fn unrunnable_label_fails_with_reason() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn labels_can_be_aborted_before_and_during_run() {
-    let (_folder, _server, node, mut connection) = node().await;
+    let (_directory, _server, node, mut connection) = node().await;
     let long = |id| program_label(id, "sleep", &["1000"]);
     connection.labels(&[
         long(1),
@@ -214,7 +214,7 @@ fn needing(mut label: v1::Label, cores: u32, gpus: u64) -> v1::Label {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn label_starts_when_all_its_resources_are_free() {
-    let (_folder, _server, node, mut connection) = node().await;
+    let (_directory, _server, node, mut connection) = node().await;
     let long = |id| program_label(id, "sleep", &["1000"]);
     let status = connection.status(|status| status.memory_bytes > 0).await;
     assert_eq!((status.cores, status.memory_bytes), (2, 4 << 30));
@@ -255,8 +255,8 @@ async fn label_starts_when_all_its_resources_are_free() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn program_changes_are_reported_and_label_without_it_returns() {
-    let (_folder, _server, node, mut connection) = node().await;
-    let place = folder();
+    let (_directory, _server, node, mut connection) = node().await;
+    let place = directory();
     let program = place.path().join("tool");
     let name = program.to_str().unwrap().to_owned();
     connection.send(v1::to_node::Message::FindPrograms(v1::FindPrograms {
@@ -282,12 +282,12 @@ async fn program_changes_are_reported_and_label_without_it_returns() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn folder_changes_are_reported_and_links_out_are_hidden() {
-    let (folder, place) = (folder(), folder());
+async fn directory_changes_are_reported_and_links_out_are_hidden() {
+    let (directory, place) = (directory(), directory());
     let mut server = FakeServer::start().await;
-    let mut config = config(1, folder.path(), &server);
+    let mut config = config(1, directory.path(), &server);
     let sw = place.path().join("sw");
-    config.kernels_folders = vec![sw.clone()];
+    config.kernels_dirs = vec![sw.clone()];
     let node = Node::start(config).await.unwrap();
     let mut connection = server.welcomed().await;
     let [sw_name, inner, etc] = [
@@ -312,7 +312,7 @@ async fn folder_changes_are_reported_and_links_out_are_hidden() {
     let asks = |id, asked: &str| {
         let mut label = program_label(id, "ls", &[asked]);
         analyse(&mut label).surroundings = Some(v1::Surroundings {
-            folders: vec![asked.to_owned()],
+            directories: vec![asked.to_owned()],
             ..v1::Surroundings::default()
         });
         label
@@ -320,7 +320,7 @@ async fn folder_changes_are_reported_and_links_out_are_hidden() {
     let asked = sw.join("inner").display().to_string();
     connection.labels(&[asks(1, &asked)]);
     assert!(connection.finished(1).await.failure.is_none());
-    // A user with write access to the parent replaces the folder by a link.
+    // A user with write access to the parent replaces the directory by a link.
     std::fs::remove_dir(&asked).unwrap();
     std::os::unix::fs::symlink("/etc", &asked).unwrap();
     for (id, asked) in [(2, &*asked), (3, "/etc"), (4, &format!("{asked}/../../.."))] {
@@ -334,7 +334,7 @@ async fn folder_changes_are_reported_and_links_out_are_hidden() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn kernel_over_time_or_output_limit_is_killed() {
-    let (_folder, _server, node, mut connection) = node().await;
+    let (_directory, _server, node, mut connection) = node().await;
     let mut slow = program_label(1, "sleep", &["1000"]);
     analyse(&mut slow).time_ns_max = 200_000_000;
     let mut big =
@@ -353,7 +353,7 @@ async fn kernel_over_time_or_output_limit_is_killed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn thousand_tasks_all_end() {
-    let (_folder, _server, node, mut connection) = node().await;
+    let (_directory, _server, node, mut connection) = node().await;
     let labels: Vec<v1::Label> = (1..=1000)
         .map(|id| program_label(id, "true", &[]))
         .collect();
@@ -373,7 +373,7 @@ async fn thousand_tasks_all_end() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn find_programs_reports_found_and_missing() {
-    let (_folder, _server, node, mut connection) = node().await;
+    let (_directory, _server, node, mut connection) = node().await;
     connection.send(v1::to_node::Message::FindPrograms(v1::FindPrograms {
         request: 4,
         names: vec!["true".into(), "no-such-program".into(), "sh".into()],
@@ -394,7 +394,7 @@ async fn find_programs_reports_found_and_missing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn remove_and_copy_run_while_kernels_use_all_cores() {
-    let (_folder, _server, node, mut connection) = node().await;
+    let (_directory, _server, node, mut connection) = node().await;
     put(&node, 2, b"x").await;
     let busy: Vec<v1::Label> = (1..=2)
         .map(|id| program_label(id, "sleep", &["1000"]))
@@ -420,7 +420,7 @@ const DEAR: &str = "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done; date +%s%N
 
 #[tokio::test(flavor = "multi_thread")]
 async fn result_is_reused_if_inputs_have_required_hashes() {
-    let (_folder, _server, node, mut connection) = node().await;
+    let (_directory, _server, node, mut connection) = node().await;
     let dear = |id, input| {
         program_label(id, SHELL, &["-c", DEAR])
             .input("in", input, 1)
@@ -472,7 +472,7 @@ async fn result_is_reused_if_inputs_have_required_hashes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn inputs_of_cheap_task_are_not_hashed() {
-    let (_folder, _server, node, mut connection) = node().await;
+    let (_directory, _server, node, mut connection) = node().await;
     put(&node, 2, &vec![0; 64 << 20]).await;
     let label = program_label(1, SHELL, &["-c", "ls > out"]);
     connection.labels(&[label.input("in", 2, 1).output("out", 3)]);
@@ -484,14 +484,14 @@ async fn inputs_of_cheap_task_are_not_hashed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clock_difference_to_server_is_reported() {
-    let folder = folder();
+    let directory = directory();
     let mut server = FakeServer::start().await;
-    let started = Node::start(config(1, folder.path(), &server)).await;
+    let started = Node::start(config(1, directory.path(), &server)).await;
     let _node = started.unwrap();
     let mut connection = server.connection().await;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let now = i64::try_from(now.unwrap().as_nanos()).unwrap();
-    connection.welcome_at(server.array, now + 600_000_000_000);
+    connection.welcome_at(server.cluster, now + 600_000_000_000);
     let told = connection.status(|status| !status.trouble.is_empty()).await;
     assert!(
         told.trouble.contains("behind the server's"),
@@ -499,6 +499,6 @@ async fn clock_difference_to_server_is_reported() {
         told.trouble
     );
     // The clocks are synchronous again.
-    connection.welcome_at(server.array, now);
+    connection.welcome_at(server.cluster, now);
     connection.status(|status| status.trouble.is_empty()).await;
 }

@@ -2,27 +2,27 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
-mod array;
+mod cluster;
 
-use array::*;
+use cluster::*;
 use std::os::unix::fs::MetadataExt;
 use tidemill_core::id::ObjectId;
 use tidemill_node::Node;
 use tidemill_wire::v1;
 
 struct Two {
-    folders: [tempfile::TempDir; 2],
+    directories: [tempfile::TempDir; 2],
     nodes: [Node; 2],
     connections: [Connection; 2],
 }
 
 async fn two(in_place: bool, pulled_bytes_max: u64) -> Two {
-    let folders = [folder(), folder()];
+    let directories = [directory(), directory()];
     let mut server = FakeServer::start().await;
     let mut nodes = Vec::new();
     let mut connections = Vec::new();
-    for (id, folder) in (1..).zip(&folders) {
-        let mut config = config(id, folder.path(), &server);
+    for (id, directory) in (1..).zip(&directories) {
+        let mut config = config(id, directory.path(), &server);
         config.in_place = in_place;
         config.pulled_bytes_max = pulled_bytes_max;
         nodes.push(Node::start(config).await.unwrap());
@@ -36,7 +36,7 @@ async fn two(in_place: bool, pulled_bytes_max: u64) -> Two {
         connection.peers(known.clone());
     }
     Two {
-        folders,
+        directories,
         nodes: nodes.try_into().unwrap(),
         connections: connections.try_into().unwrap_or_else(|_| unreachable!()),
     }
@@ -70,11 +70,11 @@ async fn pulled_is_shared(in_place: bool) {
         assert_eq!(get(&two.nodes[1], 100 + id).await, b"3000000\n");
     }
     assert_eq!(moved, 3_000_000, "only the first of them moves it");
-    let pulled = two.folders[1]
+    let pulled = two.directories[1]
         .path()
         .join("pulled")
         .join(format!("{:016x}", 5));
-    let original = two.folders[0].path().join(ObjectId(5).relative_path());
+    let original = two.directories[0].path().join(ObjectId(5).relative_path());
     let same =
         std::fs::metadata(pulled).unwrap().ino() == std::fs::metadata(original).unwrap().ino();
     assert_eq!(same, in_place);
@@ -100,7 +100,7 @@ async fn unused_pulled_inputs_are_dropped_beyond_limit() {
         connection.labels(&[count(id)]);
         assert_eq!(connection.finished(id).await.moved_bytes, 1000);
     }
-    let pulled = two.folders[1].path().join("pulled");
+    let pulled = two.directories[1].path().join("pulled");
     assert_eq!(std::fs::read_dir(pulled).unwrap().count(), 0);
     stop(two).await;
 }

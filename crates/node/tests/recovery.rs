@@ -1,19 +1,19 @@
-//! State that survives: a node killed with SIGKILL at work, restarts, and folders of other nodes.
+//! State that survives: a node killed with SIGKILL at work, restarts, and directories of other nodes.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
-mod array;
+mod cluster;
 
-use array::*;
+use cluster::*;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use tidemill_core::id::ObjectId;
 use tidemill_node::{Error, Node};
 use tidemill_wire::v1;
 
-fn spawn(folder: &Path, server: &FakeServer) -> Child {
+fn spawn(directory: &Path, server: &FakeServer) -> Child {
     Command::new(program())
-        .args(["1".as_ref(), folder.as_os_str(), server.url.as_ref()])
+        .args(["1".as_ref(), directory.as_os_str(), server.url.as_ref()])
         .stdin(Stdio::null())
         .spawn()
         .unwrap()
@@ -26,9 +26,9 @@ fn kill(mut child: Child) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_node_loses_no_label_and_repeats_no_outcome() {
-    let folder = folder();
+    let directory = directory();
     let mut server = FakeServer::start().await;
-    let child = spawn(folder.path(), &server);
+    let child = spawn(directory.path(), &server);
     let mut connection = server.welcomed().await;
     connection.labels(&[
         program_label(1, "sh", &["-c", "echo one > out"]).output("out", 11),
@@ -43,23 +43,23 @@ async fn killed_node_loses_no_label_and_repeats_no_outcome() {
     ]);
     let first = connection.finished(1).await;
     connection.running(2).await;
-    // A folder that an interrupted run left must not disturb later runs.
-    while !folder.path().join("run/2").exists() {
+    // A directory that an interrupted run left must not disturb later runs.
+    while !directory.path().join("run/2").exists() {
         tokio::task::yield_now().await;
     }
     kill(child);
     drop(connection);
 
-    let child = spawn(folder.path(), &server);
+    let child = spawn(directory.path(), &server);
     let mut connection = server.connection().await;
     let mut known = connection.hello.labels.clone();
     known.sort_unstable();
     assert_eq!(known, [1, 2, 3]);
-    connection.welcome(ARRAY);
+    connection.welcome(CLUSTER);
     assert_eq!(connection.finished(1).await, first);
     assert_eq!(sealed(&connection.finished(2).await), [(12, 4)]);
     assert_eq!(sealed(&connection.finished(3).await), [(13, 8)]);
-    let bytes = std::fs::read(folder.path().join(ObjectId(13).relative_path())).unwrap();
+    let bytes = std::fs::read(directory.path().join(ObjectId(13).relative_path())).unwrap();
     assert_eq!(bytes, b"one\none\n");
     connection.ack(&[1, 2, 3]);
     // The acknowledgement is in the database once the outcome of a later label is.
@@ -68,7 +68,7 @@ async fn killed_node_loses_no_label_and_repeats_no_outcome() {
     kill(child);
     drop(connection);
 
-    let child = spawn(folder.path(), &server);
+    let child = spawn(directory.path(), &server);
     let connection = server.connection().await;
     assert_eq!(connection.hello.labels, [4]);
     kill(child);
@@ -76,14 +76,14 @@ async fn killed_node_loses_no_label_and_repeats_no_outcome() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn labels_sent_during_kill_are_known_or_not_run() {
-    let folder = folder();
+    let directory = directory();
     let mut server = FakeServer::start().await;
     let labels: Vec<v1::Label> = (1..=300)
         .map(|id| {
             program_label(id, "sh", &["-c", "echo $TIDEMILL_TASK > out"]).output("out", 1000 + id)
         })
         .collect();
-    let mut child = spawn(folder.path(), &server);
+    let mut child = spawn(directory.path(), &server);
     let mut connection = server.welcomed().await;
     connection.labels(&labels);
     let mut finished = std::collections::BTreeMap::new();
@@ -94,11 +94,11 @@ async fn labels_sent_during_kill_are_known_or_not_run() {
         }
         kill(child);
         drop(connection);
-        child = spawn(folder.path(), &server);
+        child = spawn(directory.path(), &server);
         connection = server.connection().await;
         let known: std::collections::BTreeSet<u64> =
             connection.hello.labels.iter().copied().collect();
-        connection.welcome(ARRAY);
+        connection.welcome(CLUSTER);
         let missing: Vec<v1::Label> = labels
             .iter()
             .filter(|label| !known.contains(&label.id))
@@ -119,7 +119,7 @@ async fn labels_sent_during_kill_are_known_or_not_run() {
             None => connection.finished(id).await,
         };
         assert_eq!(sealed(&outcome)[0].0, 1000 + id);
-        let path = folder.path().join(ObjectId(1000 + id).relative_path());
+        let path = directory.path().join(ObjectId(1000 + id).relative_path());
         assert_eq!(
             std::fs::read_to_string(path).unwrap(),
             format!("{}\n", 1000 + id)
@@ -130,9 +130,9 @@ async fn labels_sent_during_kill_are_known_or_not_run() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn restarted_node_resumes_its_labels() {
-    let folder = folder();
+    let directory = directory();
     let mut server = FakeServer::start().await;
-    let node = Node::start(config(1, folder.path(), &server))
+    let node = Node::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     let mut connection = server.welcomed().await;
@@ -143,7 +143,7 @@ async fn restarted_node_resumes_its_labels() {
     connection.running(1).await;
     node.stop().await;
     drop(connection);
-    let node = Node::start(config(1, folder.path(), &server))
+    let node = Node::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     let mut connection = server.welcomed().await;
@@ -155,49 +155,49 @@ async fn restarted_node_resumes_its_labels() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn data_folder_belongs_to_one_node_of_one_array() {
-    let folder = folder();
+async fn data_directory_belongs_to_one_node_of_one_cluster() {
+    let directory = directory();
     let mut server = FakeServer::start().await;
-    let node = Node::start(config(1, folder.path(), &server))
+    let node = Node::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     drop(server.welcomed().await);
-    let twice = Node::start(config(1, folder.path(), &server)).await;
+    let twice = Node::start(config(1, directory.path(), &server)).await;
     assert!(matches!(twice, Err(Error::InUse(_))), "{twice:?}");
     // The database has recorded the membership when the next hello contains it.
     let connection = server.connection().await;
-    connection.welcome(ARRAY);
-    assert_eq!(connection.hello.array_id, ARRAY);
+    connection.welcome(CLUSTER);
+    assert_eq!(connection.hello.cluster_id, CLUSTER);
     node.stop().await;
     drop(connection);
 
-    let other = Node::start(config(2, folder.path(), &server)).await;
+    let other = Node::start(config(2, directory.path(), &server)).await;
     assert!(matches!(other, Err(Error::OtherNode { .. })), "{other:?}");
 
     let mut server = FakeServer::start().await;
-    let mut node = Node::start(config(1, folder.path(), &server))
+    let mut node = Node::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     let connection = server.connection().await;
-    connection.welcome(ARRAY + 1);
+    connection.welcome(CLUSTER + 1);
     let error = soon(node.failed()).await;
     assert!(
-        matches!(error, Error::OtherArray { ours: ARRAY, .. }),
+        matches!(error, Error::OtherCluster { ours: CLUSTER, .. }),
         "{error}"
     );
-    assert!(error.to_string().contains("belongs to array"));
+    assert!(error.to_string().contains("belongs to cluster"));
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn node_waits_for_absent_server() {
-    let folder = folder();
+    let directory = directory();
     let mut server = FakeServer::start().await;
     let address = {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         listener.local_addr().unwrap()
     };
-    let mut config = config(1, folder.path(), &server);
+    let mut config = config(1, directory.path(), &server);
     config.server = format!("http://{address}").parse().unwrap();
     let node = Node::start(config).await.unwrap();
     let listener = tokio::net::TcpListener::bind(address).await.unwrap();

@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
-mod array;
+mod cluster;
 
-use array::*;
+use cluster::*;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use tidemill_client::{Error, Objects};
@@ -41,7 +41,7 @@ fn remove(path: &Path) {
     std::fs::remove_file(path).unwrap();
 }
 
-fn folder_instead(path: &Path) {
+fn directory_instead(path: &Path) {
     remove(path);
     std::fs::create_dir(path).unwrap();
     std::fs::write(path.join("file"), b"x").unwrap();
@@ -66,7 +66,7 @@ const SPOILS: [Spoil; 7] = [
     cut,
     lengthen,
     remove,
-    folder_instead,
+    directory_instead,
     link_instead,
     unreadable,
 ];
@@ -84,12 +84,12 @@ fn verify(id: u64, idle: bool, objects: &[u64]) -> v1::Label {
     }
 }
 
-fn file(folder: &Path, object: u64) -> PathBuf {
-    folder.join(ObjectId(object).relative_path())
+fn file(directory: &Path, object: u64) -> PathBuf {
+    directory.join(ObjectId(object).relative_path())
 }
 
-fn aside(folder: &Path, object: u64) -> PathBuf {
-    folder.join("damaged").join(format!("{object:016x}"))
+fn aside(directory: &Path, object: u64) -> PathBuf {
+    directory.join("damaged").join(format!("{object:016x}"))
 }
 
 /// Returns the objects of the next report of damaged objects.
@@ -121,33 +121,33 @@ async fn status_of(node: &Node, object: u64) -> u16 {
     }
 }
 
-fn row<T: rusqlite::types::FromSql>(folder: &Path, sql: &str) -> T {
-    let db = rusqlite::Connection::open(folder.join("node.db")).unwrap();
+fn row<T: rusqlite::types::FromSql>(directory: &Path, sql: &str) -> T {
+    let db = rusqlite::Connection::open(directory.join("node.db")).unwrap();
     db.query_row(sql, [], |row| row.get(0)).unwrap()
 }
 
-fn change(folder: &Path, sql: &str) {
-    let db = rusqlite::Connection::open(folder.join("node.db")).unwrap();
+fn change(directory: &Path, sql: &str) {
+    let db = rusqlite::Connection::open(directory.join("node.db")).unwrap();
     db.execute_batch(sql).unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sealed_object_is_hashed_soon_and_after_restart() {
-    let (folder, mut server, node, _connection) = node_with(BYTES).await;
+    let (directory, mut server, node, _connection) = node_with(BYTES).await;
     put(&node, 5, BYTES).await;
     let unhashed = "SELECT count(*) FROM object WHERE kind = 0 AND hash IS NULL";
     let hashed = async || {
-        while row::<i64>(folder.path(), unhashed) > 0 {
+        while row::<i64>(directory.path(), unhashed) > 0 {
             tokio::task::yield_now().await;
         }
     };
     soon(hashed()).await;
-    let kept: Vec<u8> = row(folder.path(), "SELECT hash FROM object WHERE id = 5");
+    let kept: Vec<u8> = row(directory.path(), "SELECT hash FROM object WHERE id = 5");
     assert_eq!(kept, blake3::hash(BYTES).as_bytes());
     node.stop().await;
     // A release without hashes, or a node that was killed earlier, leaves objects without hash.
-    change(folder.path(), "UPDATE object SET hash = NULL");
-    let config = config(1, folder.path(), &server);
+    change(directory.path(), "UPDATE object SET hash = NULL");
+    let config = config(1, directory.path(), &server);
     let node = Node::start(config).await.unwrap();
     let _connection = server.welcomed().await;
     soon(hashed()).await;
@@ -157,15 +157,15 @@ async fn sealed_object_is_hashed_soon_and_after_restart() {
 #[tokio::test(flavor = "multi_thread")]
 async fn damaged_object_is_found_reported_and_never_read() {
     for spoil in SPOILS {
-        let (folder, mut server, node, mut connection) = node_with(BYTES).await;
+        let (directory, mut server, node, mut connection) = node_with(BYTES).await;
         for object in [5, 6] {
             put(&node, object, BYTES).await;
         }
         assert_eq!(compare(&mut connection, 10, &[5, 6]).await, [] as [u64; 0]);
-        spoil(&file(folder.path(), 5));
+        spoil(&file(directory.path(), 5));
         assert_eq!(compare(&mut connection, 11, &[5, 6, 77]).await, [5, 77]);
         assert_eq!(told(&mut connection).await, [5]);
-        assert!(file(folder.path(), 5).symlink_metadata().is_err());
+        assert!(file(directory.path(), 5).symlink_metadata().is_err());
         assert_eq!(
             (status_of(&node, 5).await, status_of(&node, 6).await),
             (410, 200)
@@ -180,14 +180,14 @@ async fn damaged_object_is_found_reported_and_never_read() {
         assert_eq!(compare(&mut connection, 14, &[5]).await, [5]);
         node.stop().await;
         // The damage is reported again to the next server.
-        let node = Node::start(config(1, folder.path(), &server))
+        let node = Node::start(config(1, directory.path(), &server))
             .await
             .unwrap();
         let mut connection = server.welcomed().await;
         assert_eq!(told(&mut connection).await, [5]);
         assert_eq!(status_of(&node, 5).await, 410);
         connection.remove(&[5]).await;
-        assert!(aside(folder.path(), 5).symlink_metadata().is_err());
+        assert!(aside(directory.path(), 5).symlink_metadata().is_err());
         assert_eq!(status_of(&node, 5).await, 404);
         node.stop().await;
     }
@@ -206,7 +206,7 @@ async fn scrub_compares_objects_of_any_length_to_last_byte() {
         (1 << 20) + 1,
         (3 << 20) + 4097,
     ];
-    let (folder, _server, node, mut connection) = node_with(BYTES).await;
+    let (directory, _server, node, mut connection) = node_with(BYTES).await;
     let objects: Vec<u64> = (10..).take(LENGTHS.len()).collect();
     for (&object, length) in objects.iter().zip(LENGTHS) {
         put(&node, object, &vec![b'x'; length]).await;
@@ -219,7 +219,7 @@ async fn scrub_compares_objects_of_any_length_to_last_byte() {
         assert_eq!(outcome.read_bytes, LENGTHS.iter().sum::<usize>() as u64);
     }
     for (&object, length) in objects.iter().zip(LENGTHS).skip(1) {
-        let file = writable(&file(folder.path(), object));
+        let file = writable(&file(directory.path(), object));
         file.write_all_at(b"y", length as u64 - 1).unwrap();
     }
     assert_eq!(compare(&mut connection, 3, &objects).await, objects[1..]);
@@ -228,14 +228,14 @@ async fn scrub_compares_objects_of_any_length_to_last_byte() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_object_is_reported_by_its_reader() {
-    let (folder, _server, node, mut connection) = node_with(BYTES).await;
+    let (directory, _server, node, mut connection) = node_with(BYTES).await;
     for object in [5, 6, 7] {
         put(&node, object, BYTES).await;
     }
-    remove(&file(folder.path(), 5));
+    remove(&file(directory.path(), 5));
     assert_eq!(status_of(&node, 5).await, 410);
     assert_eq!(told(&mut connection).await, [5]);
-    folder_instead(&file(folder.path(), 6));
+    directory_instead(&file(directory.path(), 6));
     let task = program_label(12, "cat", &["in"]).input("in", 6, 1);
     connection.labels(&[task]);
     // The damage is reported before the label ends, so that the server does not send the task to this node again.
@@ -250,10 +250,10 @@ async fn missing_object_is_reported_by_its_reader() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn damaged_bytes_are_readable_on_request() {
-    let (folder, _server, node, mut connection) = node_with(BYTES).await;
+    let (directory, _server, node, mut connection) = node_with(BYTES).await;
     put(&node, 5, BYTES).await;
     assert_eq!(compare(&mut connection, 10, &[5]).await, [] as [u64; 0]);
-    flip(&file(folder.path(), 5));
+    flip(&file(directory.path(), 5));
     assert_eq!(compare(&mut connection, 11, &[5]).await, [5]);
     let mut bytes = Vec::new();
     let remote = remote(&node, 5, rights::READ);
@@ -265,13 +265,13 @@ async fn damaged_bytes_are_readable_on_request() {
     read.await.unwrap();
     assert_eq!(bytes, b"What was sealed");
     // An administrator restores the sealed content.
-    std::fs::write(aside(folder.path(), 5).with_extension("own"), BYTES).unwrap();
-    let own = aside(folder.path(), 5).with_extension("own");
+    std::fs::write(aside(directory.path(), 5).with_extension("own"), BYTES).unwrap();
+    let own = aside(directory.path(), 5).with_extension("own");
     std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o444)).unwrap();
-    std::fs::rename(own, file(folder.path(), 5)).unwrap();
+    std::fs::rename(own, file(directory.path(), 5)).unwrap();
     assert_eq!(compare(&mut connection, 12, &[5]).await, [] as [u64; 0]);
     assert_eq!(get(&node, 5).await, BYTES);
-    assert!(!aside(folder.path(), 5).exists());
+    assert!(!aside(directory.path(), 5).exists());
     node.stop().await;
 }
 
@@ -279,7 +279,7 @@ async fn damaged_bytes_are_readable_on_request() {
 /// was recorded.
 #[tokio::test(flavor = "multi_thread")]
 async fn starting_node_checks_objects_marked_damaged() {
-    let (folder, mut server, node, mut connection) = node_with(BYTES).await;
+    let (directory, mut server, node, mut connection) = node_with(BYTES).await;
     for object in [5, 6, 7] {
         put(&node, object, BYTES).await;
     }
@@ -288,10 +288,10 @@ async fn starting_node_checks_objects_marked_damaged() {
         [] as [u64; 0]
     );
     node.stop().await;
-    flip(&file(folder.path(), 5));
+    flip(&file(directory.path(), 5));
     let marked = "UPDATE object SET damage = 'has another content' WHERE id IN (5, 6)";
-    change(folder.path(), marked);
-    let node = Node::start(config(1, folder.path(), &server))
+    change(directory.path(), marked);
+    let node = Node::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     let mut connection = server.welcomed().await;
@@ -306,17 +306,17 @@ async fn starting_node_checks_objects_marked_damaged() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn interrupted_scrub_compares_all_again() {
-    let (folder, mut server, node, mut connection) = node_with(BYTES).await;
+    let (directory, mut server, node, mut connection) = node_with(BYTES).await;
     put(&node, 5, BYTES).await;
     assert_eq!(compare(&mut connection, 10, &[5]).await, [] as [u64; 0]);
-    flip(&file(folder.path(), 5));
+    flip(&file(directory.path(), 5));
     // The label waits: all other work has priority.
     connection.labels(&[program_label(11, "sleep", &["1000"])]);
     connection.running(11).await;
     connection.labels(&[verify(12, true, &[1, 5])]);
     connection.running(12).await;
     node.stop().await;
-    let node = Node::start(config(1, folder.path(), &server))
+    let node = Node::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     let mut connection = server.welcomed().await;
@@ -331,17 +331,17 @@ async fn interrupted_scrub_compares_all_again() {
 
 /// Two nodes that know each other's address.
 struct Two {
-    folders: [tempfile::TempDir; 2],
+    directories: [tempfile::TempDir; 2],
     nodes: [Node; 2],
     connections: [Connection; 2],
 }
 
 async fn two(in_place: bool) -> Two {
-    let folders = [folder(), folder()];
+    let directories = [directory(), directory()];
     let mut server = FakeServer::start().await;
     let (mut nodes, mut connections) = (Vec::new(), Vec::new());
-    for (id, folder) in (1..).zip(&folders) {
-        let mut config = config(id, folder.path(), &server);
+    for (id, directory) in (1..).zip(&directories) {
+        let mut config = config(id, directory.path(), &server);
         config.in_place = in_place;
         nodes.push(Node::start(config).await.unwrap());
         connections.push(server.welcomed().await);
@@ -354,7 +354,7 @@ async fn two(in_place: bool) -> Two {
         connection.peers(known.clone());
     }
     Two {
-        folders,
+        directories,
         nodes: nodes.try_into().unwrap(),
         connections: connections.try_into().unwrap_or_else(|_| unreachable!()),
     }
@@ -369,20 +369,20 @@ async fn damaged_copy_is_repaired_in_place_from_another() {
         }
         let connection = &mut two.connections[1];
         assert_eq!(compare(connection, 10, &[5]).await, [] as [u64; 0]);
-        spoil(&file(two.folders[1].path(), 5));
+        spoil(&file(two.directories[1].path(), 5));
         assert_eq!(compare(connection, 11, &[5]).await, [5]);
         connection.labels(&[copy_label(12, 5, 1, 5)]);
         assert_eq!(sealed(&connection.finished(12).await), [(5, 15)]);
         assert_eq!(get(&two.nodes[1], 5).await, BYTES);
-        assert!(!aside(two.folders[1].path(), 5).exists());
+        assert!(!aside(two.directories[1].path(), 5).exists());
         assert_eq!(compare(connection, 13, &[5]).await, [] as [u64; 0]);
         // The copy is a file of its own, with its recorded hash.
         let kept: Vec<u8> = row(
-            two.folders[1].path(),
+            two.directories[1].path(),
             "SELECT hash FROM object WHERE id = 5",
         );
         assert_eq!(kept, blake3::hash(BYTES).as_bytes());
-        flip(&file(two.folders[1].path(), 5));
+        flip(&file(two.directories[1].path(), 5));
         assert_eq!(get(&two.nodes[0], 5).await, BYTES);
         for node in two.nodes {
             node.stop().await;
@@ -398,7 +398,7 @@ async fn damaged_object_is_never_copied() {
         let [first, second] = &mut two.connections;
         assert_eq!(compare(first, 10, &[5]).await, [] as [u64; 0]);
         // No scrub has read the object since.
-        flip(&file(two.folders[0].path(), 5));
+        flip(&file(two.directories[0].path(), 5));
         second.labels(&[copy_label(11, 5, 1, 5)]);
         let outcome = second.finished(11).await;
         assert_eq!(failure(&outcome).kind, "input", "{outcome:?}");
@@ -413,7 +413,7 @@ async fn damaged_object_is_never_copied() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn malformed_hashes_are_refused() {
-    let (_folder, _server, node, _connection) = node_with(BYTES).await;
+    let (_directory, _server, node, _connection) = node_with(BYTES).await;
     put(&node, 5, BYTES).await;
     let remote = remote(&node, 5, rights::READ);
     let objects = Objects::new(None);

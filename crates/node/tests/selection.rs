@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 #![allow(clippy::single_range_in_vec_init, reason = "one range is meant")]
 
-mod array;
+mod cluster;
 
-use array::*;
+use cluster::*;
 use std::ops::Range;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -17,25 +17,25 @@ use tidemill_wire::v1;
 
 /// Nodes 1 to 3, which know each other's address.
 struct Three {
-    folders: Vec<tempfile::TempDir>,
+    directories: Vec<tempfile::TempDir>,
     nodes: Vec<Node>,
     connections: Vec<Connection>,
     server: FakeServer,
 }
 
 async fn three(in_place: bool) -> Three {
-    let folders: Vec<_> = (0..3).map(|_| folder()).collect();
+    let directories: Vec<_> = (0..3).map(|_| directory()).collect();
     let mut server = FakeServer::start().await;
     let mut nodes = Vec::new();
     let mut connections = Vec::new();
-    for (id, folder) in (1..).zip(&folders) {
-        let mut config = config(id, folder.path(), &server);
+    for (id, directory) in (1..).zip(&directories) {
+        let mut config = config(id, directory.path(), &server);
         config.in_place = in_place;
         nodes.push(Node::start(config).await.unwrap());
         connections.push(server.welcomed().await);
     }
     let three = Three {
-        folders,
+        directories,
         nodes,
         connections,
         server,
@@ -73,8 +73,8 @@ impl Three {
     }
 
     fn pulled(&self, node: u32) -> usize {
-        let folder = self.folders[node as usize - 1].path().join("pulled");
-        std::fs::read_dir(folder).unwrap().count()
+        let directory = self.directories[node as usize - 1].path().join("pulled");
+        std::fs::read_dir(directory).unwrap().count()
     }
 
     async fn stop(self) {
@@ -399,8 +399,8 @@ async fn selection_beyond_data_or_malformed_is_refused() {
 struct Process(Child);
 
 impl Process {
-    fn spawn(folder: &Path, server: &FakeServer) -> Self {
-        let args = ["4".as_ref(), folder.as_os_str(), server.url.as_ref()];
+    fn spawn(directory: &Path, server: &FakeServer) -> Self {
+        let args = ["4".as_ref(), directory.as_os_str(), server.url.as_ref()];
         let mut command = Command::new(program());
         command.args(args).stdin(Stdio::null());
         Self(command.spawn().unwrap())
@@ -419,8 +419,8 @@ impl Drop for Process {
 async fn killed_node_pulls_ranges_again() {
     let mut three = three(false).await;
     let layout = put_striped(&three, 0).await;
-    let folder = folder();
-    let process = Process::spawn(folder.path(), &three.server);
+    let directory = directory();
+    let process = Process::spawn(directory.path(), &three.server);
     three.connections.push(three.server.welcomed().await);
     three.introduce();
     let ranges = [0..7, SIZE - 7..SIZE];
@@ -431,10 +431,10 @@ async fn killed_node_pulls_ranges_again() {
     analyse(&mut label).args = std::mem::take(&mut slow.args);
     three.connections[3].labels(&[label]);
     three.connections[3].running(1).await;
-    let pulled = folder.path().join("pulled");
+    let pulled = directory.path().join("pulled");
     assert_eq!(std::fs::read_dir(&pulled).unwrap().count(), 1);
     drop(process);
-    let _process = Process::spawn(folder.path(), &three.server);
+    let _process = Process::spawn(directory.path(), &three.server);
     three.connections[3] = three.server.welcomed().await;
     assert_eq!(three.connections[3].hello.labels, [1]);
     three.introduce();
@@ -448,7 +448,7 @@ async fn killed_node_pulls_ranges_again() {
     three.connections[3].labels(&[reader(2, &layout, selection(None, &ranges))]);
     let outcome = three.connections[3].finished(2).await;
     assert_eq!(sealed(&outcome), [(1002, 14)]);
-    let made = std::fs::read(folder.path().join(ObjectId(1002).relative_path())).unwrap();
+    let made = std::fs::read(directory.path().join(ObjectId(1002).relative_path())).unwrap();
     let file = bytes();
     assert!(made == [&file[..7], &file[file.len() - 7..]].concat());
     three.stop().await;

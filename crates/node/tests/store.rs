@@ -1,4 +1,4 @@
-//! The folder store compared with a model: any sequence of calls returns the results of a map of byte strings.
+//! The directory store compared with a model: any sequence of calls returns the results of a map of byte strings.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use tidemill_core::id::ObjectId;
 use tidemill_kernel::Made;
-use tidemill_node::folder::FolderStore;
+use tidemill_node::directory::DirectoryStore;
 use tidemill_node::store::{Stat, Store, StoreError};
 
 const CAPACITY: u64 = 4096;
@@ -139,9 +139,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn folder_store_matches_map_of_byte_strings(ops in proptest::collection::vec(op(), 1..40)) {
-        let folder = tempfile::tempdir().unwrap();
-        let mut store = FolderStore::open(folder.path(), Some(CAPACITY)).unwrap();
+    fn directory_store_matches_map_of_byte_strings(ops in proptest::collection::vec(op(), 1..40)) {
+        let directory = tempfile::tempdir().unwrap();
+        let mut store = DirectoryStore::open(directory.path(), Some(CAPACITY)).unwrap();
         let mut expected = BTreeMap::new();
         for op in &ops {
             let result = match op {
@@ -151,12 +151,12 @@ proptest! {
                 Op::Seal(id) => store.seal(ObjectId(*id), *id == 1),
                 Op::Remove(id) => store.remove(ObjectId(*id)).map(u64::from),
                 Op::Adopt(id, bytes) => {
-                    let file = folder.path().join("made");
+                    let file = directory.path().join("made");
                     std::fs::write(&file, bytes).unwrap();
                     store.adopt(ObjectId(*id), &Made::open(&file).unwrap())
                 }
                 Op::Reopen => {
-                    store = FolderStore::open(folder.path(), Some(CAPACITY)).unwrap();
+                    store = DirectoryStore::open(directory.path(), Some(CAPACITY)).unwrap();
                     Ok(0)
                 }
             };

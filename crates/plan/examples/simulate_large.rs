@@ -1,4 +1,4 @@
-//! Benchmark of the simulator: generates a large layered workflow in WfFormat 1.5 from a seed, reads it, runs it on arrays of several sizes
+//! Benchmark of the simulator: generates a large layered workflow in WfFormat 1.5 from a seed, reads it, runs it on clusters of several sizes
 //! and prints one JSON line per run, for `bench/`.
 //!
 //! ```text

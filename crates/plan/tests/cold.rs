@@ -1,4 +1,4 @@
-//! Workflows with kernels that have never run before: the eight of `examples/wfcommons`, on arrays of several shapes.
+//! Workflows with kernels that have never run before: the eight of `examples/wfcommons`, on clusters of several shapes.
 
 use std::fs;
 use std::path::Path;
@@ -23,10 +23,10 @@ fn platform((nodes, cores): (usize, u32), label_latency: Span) -> Platform {
 }
 
 fn workflows() -> Vec<(String, Workflow)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/wfcommons");
-    let files = fs::read_dir(folder)
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/wfcommons");
+    let files = fs::read_dir(directory)
         .expect("the examples are there")
-        .map(|entry| entry.expect("a folder is read").path());
+        .map(|entry| entry.expect("a directory is read").path());
     let mut files: Vec<_> = files
         .filter(|file| file.extension().is_some_and(|end| end == "json"))
         .collect();

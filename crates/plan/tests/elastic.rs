@@ -5,7 +5,7 @@ use tidemill_plan::sim::elastic::{Point, compare, known, quarters, table};
 use tidemill_plan::sim::{Allocation, Platform, Simulation, Workflow, job};
 
 /// As in LABIOS's figure: 165 W awake, 16 W suspended.
-const ARRAY: &str = "[AFE]\ncores_per_afe = 1\nread_bandwidth = unlimited\nwrite_bandwidth = unlimited\nread_latency = 0\n\
+const CLUSTER: &str = "[AFE]\ncores_per_afe = 1\nread_bandwidth = unlimited\nwrite_bandwidth = unlimited\nread_latency = 0\n\
                      write_latency = 0\npower_busy = 165\npower_idle = 165\npower_suspended = 16\nwake = 2\n[SERVER]\nnumber_afes = 8\n";
 
 fn workflow(tasks: usize, inputs: bool) -> Workflow {
@@ -30,14 +30,14 @@ fn workflow(tasks: usize, inputs: bool) -> Workflow {
     job::parse("j", &script, "c", &format!("{costs}{}", files.concat())).unwrap()
 }
 
-fn points(array: &str, workflow: &Workflow) -> Vec<Point> {
-    let platform = known(Platform::parse("a", array).unwrap(), workflow);
+fn points(cluster: &str, workflow: &Workflow) -> Vec<Point> {
+    let platform = known(Platform::parse("a", cluster).unwrap(), workflow);
     compare((&platform, workflow), &quarters(8), |one| one).unwrap()
 }
 
 #[test]
 fn elastic_wakes_only_if_few_nodes_are_awake() {
-    let points = points(ARRAY, &workflow(512, false));
+    let points = points(CLUSTER, &workflow(512, false));
     let (few, most) = (&points[0], &points[2]);
     assert!(few.elastic.makespan_ns < few.stays.makespan_ns, "{few:?}");
     assert!(few.elastic.wakes > 0 && few.stays.wakes == 0, "{few:?}");
@@ -61,10 +61,10 @@ fn elastic_wakes_only_if_few_nodes_are_awake() {
 
 #[test]
 fn needed_data_wakes_node_and_idle_nodes_are_suspended() {
-    let points = self::points(ARRAY, &workflow(16, true));
+    let points = self::points(CLUSTER, &workflow(16, true));
     assert_eq!(points[0].stays.wakes, 6, "{:?}", points[0]);
-    let array = format!("{ARRAY}suspend_after = 1\n");
-    let platform = Platform::parse("a", &array).unwrap();
+    let cluster = format!("{CLUSTER}suspend_after = 1\n");
+    let platform = Platform::parse("a", &cluster).unwrap();
     // One task runs at a time: seven nodes are suspended.
     let report = Simulation::new(&platform, &workflow(1, false))
         .run()
@@ -95,7 +95,7 @@ fn suspended_platform_wakes_for_a_job_unless_forbidden() {
     let workflow = workflow(4, false);
     let platform = Platform {
         asleep: 8,
-        ..Platform::parse("a", ARRAY).unwrap()
+        ..Platform::parse("a", CLUSTER).unwrap()
     };
     let run = |allocation| {
         Simulation::new(&platform, &workflow)
@@ -110,7 +110,7 @@ fn suspended_platform_wakes_for_a_job_unless_forbidden() {
         ("wake = 2", "wake = 40 d"),
         ("= 8", "= 8\nsuspend_after = -1"),
     ] {
-        let array = ARRAY.replace(line, wrong);
-        assert!(Platform::parse("a", &array).is_err(), "{wrong}");
+        let cluster = CLUSTER.replace(line, wrong);
+        assert!(Platform::parse("a", &cluster).is_err(), "{wrong}");
     }
 }

@@ -11,22 +11,22 @@
 pub const VERSION: u64 = 1;
 /// Environment: the socket of the file system.
 pub const SOCKET_VARIABLE: &str = "TIDEMILL_PRELOAD_SOCKET";
-/// Environment: the path below which the array is.
+/// Environment: the path below which the cluster is.
 pub const PREFIX_VARIABLE: &str = "TIDEMILL_PRELOAD_PREFIX";
-/// Environment: the working directory, if it is in the array, as a path in it.
+/// Environment: the working directory, if it is in the cluster, as a path in it.
 pub const DIRECTORY_VARIABLE: &str = "TIDEMILL_PRELOAD_CWD";
-/// Folder in the folder of the socket: the descriptor of a directory of the array is one of an empty folder in it, whose name is the
+/// Directory in the directory of the socket: the descriptor of a directory of the cluster is one of an empty directory in it, whose name is the
 /// directory's inode.
 pub const DIRECTORIES: &str = "d";
 /// Environment: not empty if closed files are to be stored later.
 pub const ASYNC_VARIABLE: &str = "TIDEMILL_PRELOAD_ASYNC";
-/// Folder in the folder of the socket: copies of files that are not in folders of this host.
+/// Directory in the directory of the socket: copies of files that are not in directories of this host.
 pub const COPIES: &str = "f";
-/// Folder in the folder of the socket: copies whose changes are stored after their close.
+/// Directory in the directory of the socket: copies whose changes are stored after their close.
 pub const AWAY: &str = "a";
 /// In `a` of [`Op::Open`]: changes may be stored after the close.
 pub const GIVE_AWAY: u64 = 1;
-/// Device number that files of an array have in `stat`.
+/// Device number that files of a cluster have in `stat`.
 pub const DEVICE: u64 = 0x7469_6465;
 /// Maximum length of a path in bytes, as in the system.
 pub const PATH_BYTES_MAX: usize = 4096;
@@ -38,7 +38,7 @@ pub const LISTING_BYTES_MAX: usize = 32_768;
 pub const REQUEST_BYTES_MAX: usize = Request::BYTES + 2 * PATH_BYTES_MAX + VALUE_BYTES_MAX;
 /// Maximum size of an answer in bytes.
 pub const ANSWER_BYTES_MAX: usize = Answer::BYTES + VALUE_BYTES_MAX;
-/// In place of an error number: the path leaves the array, and continues on the host with the path that follows.
+/// In place of an error number: the path leaves the cluster, and continues on the host with the path that follows.
 pub const LEAVES: u64 = 1 << 32;
 /// From this byte on a file's locks mark which open files exist: no program may lock there, or see such a lock. The open file with number
 /// `n` locks byte `HANDLES_AT + n`.
@@ -86,7 +86,7 @@ pub enum Op {
     SetOwner,
     /// Sets the times `a` and `b` of access and change, in nanoseconds since the Unix epoch.
     SetTimes,
-    /// Returns size and free space of the array: blocks of 4096 bytes in `stat.blocks` (all), `stat.size` (free), `stat.nlink` (files).
+    /// Returns size and free space of the cluster: blocks of 4096 bytes in `stat.blocks` (all), `stat.size` (free), `stat.nlink` (files).
     StatFs,
     /// Reads the attribute named by the second text; `a` bytes at most, or its length if that is 0.
     GetAttribute,
@@ -100,7 +100,7 @@ pub enum Op {
     Sync,
     /// Prepares the close of a descriptor: changes of a copy are transferred.
     Flush,
-    /// Returns the path in the array without symbolic links. With `O_DIRECTORY` it has to be a directory that the sender may enter.
+    /// Returns the path in the cluster without symbolic links. With `O_DIRECTORY` it has to be a directory that the sender may enter.
     Resolve,
     /// Locks an open file as `flock` does, with the operation in `flags`.
     Flock,
@@ -168,7 +168,7 @@ pub struct Request {
     pub a: u64,
     /// Depends on the operation.
     pub b: u64,
-    /// Lengths of the texts: path, path or name, value, and the prefix of absolute links in the array.
+    /// Lengths of the texts: path, path or name, value, and the prefix of absolute links in the cluster.
     pub lengths: [u64; 4],
 }
 

@@ -1,12 +1,12 @@
-//! `libtidemill_preload.so`: functions with the names of the C library's, for programs that do not know the array.
+//! `libtidemill_preload.so`: functions with the names of the C library's, for programs that do not know the cluster.
 //!
-//! Calls about paths below the prefix, or about open files of the array, are sent to the process that has the file system (next:
+//! Calls about paths below the prefix, or about open files of the cluster, are sent to the process that has the file system (next:
 //! `mount/src/preload/mod.rs`). All other calls are passed to the system unchanged. An open file is a descriptor from that process, so
 //! reading, writing, mapping, seeking, duplicating and passing on are not intercepted at all.
 //!
 //! **The library keeps no state about descriptors**: the name in `/proc/self/fd` shows the kind of a descriptor. So no state has to be
 //! maintained through `dup`, `fork`, `vfork`, `exec` and threads. The only state of a process is its working directory, if that is in the
-//! array; the environment passes it on.
+//! cluster; the environment passes it on.
 //!
 //! Functions that POSIX allows in signal handlers neither allocate nor lock here.
 //!
@@ -16,7 +16,7 @@
 //! | `talk` | connections to the file system, requests |
 //! | `place` | targets of paths and descriptors; the working directory |
 //! | `open`, `attributes`, `names`, `descriptors` | calls of POSIX |
-//! | `folder`, `stdio`, `programs` | calls of the C library that contain other calls |
+//! | `directory`, `stdio`, `programs` | calls of the C library that contain other calls |
 
 #![allow(
     clippy::needless_pass_by_value,
@@ -26,7 +26,7 @@
 mod attributes;
 mod c;
 mod descriptors;
-mod folder;
+mod directory;
 mod names;
 mod open;
 mod place;
@@ -43,6 +43,6 @@ extern "C" fn begin() {
     place::begin();
     attributes::find();
     stdio::find();
-    folder::find();
+    directory::find();
     programs::find();
 }

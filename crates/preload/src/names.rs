@@ -195,7 +195,7 @@ extern "C" fn remove(path: *const c_char) -> c_int {
     removed
 }
 
-/// Makes a call about two paths: both in the array, or both on the host.
+/// Makes a call about two paths: both in the cluster, or both on the host.
 fn two(
     mut request: Request,
     from: (c_int, *const c_char),
@@ -211,7 +211,7 @@ fn two(
     let outcome = match (from, to) {
         (Err(errno), _) | (_, Err(errno)) => Outcome::Failed(errno),
         (Ok(Where::Host), Ok(Where::Host)) => return c::int(host()),
-        (Ok(Where::Array(base, from)), Ok(Where::Array(base2, to))) => {
+        (Ok(Where::Cluster(base, from)), Ok(Where::Cluster(base2, to))) => {
             (request.base, request.base2) = (base, base2);
             let mut left = [0; c::PATH_ROOM];
             talk::ask(request, [from, to, &[]], &mut left)

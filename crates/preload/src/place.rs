@@ -1,4 +1,4 @@
-//! Targets of paths and descriptors, and the working directory if that is in the array (next: `preload/src/talk.rs`).
+//! Targets of paths and descriptors, and the working directory if that is in the cluster (next: `preload/src/talk.rs`).
 
 use crate::c;
 use crate::talk::{self, Got, Outcome, Texts};
@@ -60,7 +60,7 @@ static READY: AtomicBool = AtomicBool::new(false);
 /// Process that owns this memory; a child of `vfork` is another process.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 
-/// A working directory: its path in the array, empty if it is on the host. The environment contains it, too.
+/// A working directory: its path in the cluster, empty if it is on the host. The environment contains it, too.
 struct Working {
     /// Odd during a change.
     turn: AtomicU32,
@@ -146,7 +146,7 @@ extern "C" fn after_fork() {
     talk::forget();
 }
 
-/// Whether there is an array.
+/// Whether there is a cluster.
 pub(crate) fn is_on() -> bool {
     READY.load(Ordering::Acquire)
 }
@@ -193,7 +193,7 @@ pub(crate) fn address() -> libc::sockaddr_un {
     address
 }
 
-/// Copies the working directory as a path in the array; 0 bytes if it is on the host.
+/// Copies the working directory as a path in the cluster; 0 bytes if it is on the host.
 pub(crate) fn working(to: &mut [u8]) -> usize {
     if !is_on() {
         return 0;
@@ -218,8 +218,8 @@ pub(crate) fn set_working(path: &[u8]) {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Where<'a> {
     Host,
-    /// A path in the array, relative to the directory of that inode unless it is absolute.
-    Array(u64, &'a [u8]),
+    /// A path in the cluster, relative to the directory of that inode unless it is absolute.
+    Cluster(u64, &'a [u8]),
 }
 
 /// Room for a path that is assembled.
@@ -269,8 +269,8 @@ pub(crate) fn of<'a>(
         return match inside(path) {
             None => Ok(Where::Host),
             Some(_) if path.len() >= PATH_BYTES_MAX => Err(libc::ENAMETOOLONG),
-            Some(b"") => Ok(Where::Array(0, b"/")),
-            Some(rest) => Ok(Where::Array(0, rest)),
+            Some(b"") => Ok(Where::Cluster(0, b"/")),
+            Some(rest) => Ok(Where::Cluster(0, rest)),
         };
     }
     if directory != libc::AT_FDCWD {
@@ -279,7 +279,7 @@ pub(crate) fn of<'a>(
                 let _ = ino;
                 return Err(libc::ENAMETOOLONG);
             }
-            Kind::Directory(ino) => Where::Array(ino, path),
+            Kind::Directory(ino) => Where::Cluster(ino, path),
             _ => Where::Host,
         });
     }
@@ -292,16 +292,16 @@ pub(crate) fn of<'a>(
     }
     room[length] = b'/';
     room[length + 1..][..path.len()].copy_from_slice(path);
-    Ok(Where::Array(0, &room[..=length + path.len()]))
+    Ok(Where::Cluster(0, &room[..=length + path.len()]))
 }
 
 /// Kind of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Host,
-    /// A directory of the array, by its inode.
+    /// A directory of the cluster, by its inode.
     Directory(u64),
-    /// Perhaps a file of the array: its device and inode on this host.
+    /// Perhaps a file of the cluster: its device and inode on this host.
     File(u64, u64),
 }
 
@@ -328,15 +328,17 @@ pub(crate) fn kind_of(descriptor: c_int, stat: &libc::stat) -> Kind {
     let mut link = [0; c::PATH_ROOM];
     let name = name_of(descriptor, &mut link);
     c::set_errno(saved);
-    let mut folder = [0; 108];
-    let length = socket(&mut folder);
-    let folder = &folder[..length];
-    let folder = match folder.iter().rposition(|&byte| byte == b'/') {
-        Some(slash) => &folder[..=slash],
+    let mut directory = [0; 108];
+    let length = socket(&mut directory);
+    let directory = &directory[..length];
+    let directory = match directory.iter().rposition(|&byte| byte == b'/') {
+        Some(slash) => &directory[..=slash],
         None => return Kind::Host,
     };
     let ours = |kind: &str| {
-        let rest = name.strip_prefix(folder)?.strip_prefix(kind.as_bytes())?;
+        let rest = name
+            .strip_prefix(directory)?
+            .strip_prefix(kind.as_bytes())?;
         rest.strip_prefix(b"/")
     };
     if is == libc::S_IFDIR {
@@ -381,12 +383,12 @@ fn is_object(path: &[u8]) -> bool {
     let mut parts = path.rsplit(|&byte| byte == b'/');
     let hex = |part: &[u8], length| part.len() == length && part.iter().all(u8::is_ascii_hexdigit);
     let object = parts.next().unwrap_or_default();
-    let folder = parts.next().unwrap_or_default();
+    let directory = parts.next().unwrap_or_default();
     let objects = parts.next().unwrap_or_default();
-    (hex(object, 16) || object.starts_with(b"#")) && hex(folder, 2) && objects == b"objects"
+    (hex(object, 16) || object.starts_with(b"#")) && hex(directory, 2) && objects == b"objects"
 }
 
-/// A call about a path: asks the array, or calls the system with the path or with the path on the host to which it leaves the array.
+/// A call about a path: asks the cluster, or calls the system with the path or with the path on the host to which it leaves the cluster.
 pub(crate) struct Call<'a> {
     pub(crate) directory: c_int,
     pub(crate) path: *const c_char,
@@ -436,12 +438,12 @@ impl<'a> Call<'a> {
         let mut joined = [0; 2 * c::PATH_ROOM];
         let (base, path) = match of(self.directory, c::text(self.path), &mut joined) {
             Ok(Where::Host) => return host(self.directory, self.path),
-            Ok(Where::Array(base, path)) => (base, path),
+            Ok(Where::Cluster(base, path)) => (base, path),
             Err(errno) => return c::fail(errno),
         };
         self.request.base = base;
         let texts: Texts<'_> = [path, self.more[0], self.more[1]];
-        // The path that leaves the array may be longer than the requested text.
+        // The path that leaves the cluster may be longer than the requested text.
         let mut left = [0; c::PATH_ROOM];
         let small = room.len() < left.len();
         let into = if small { &mut left[..] } else { &mut *room };
@@ -464,7 +466,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Makes a request about an open file or directory of the array; `None` if the descriptor is neither.
+/// Makes a request about an open file or directory of the cluster; `None` if the descriptor is neither.
 pub(crate) fn about(
     descriptor: c_int,
     mut request: Request,
@@ -481,7 +483,7 @@ pub(crate) fn about(
     }
     match talk::ask(request, texts, room) {
         Outcome::Done(got) => Some(Ok(got)),
-        // Another process opened it, in a node's folder.
+        // Another process opened it, in a node's directory.
         Outcome::Failed(libc::EBADF) if request.inode != 0 => None,
         // The file system has ended, and the open file still exists.
         Outcome::Failed(libc::ENOTCONN) if request.op == Op::Stat as u64 && request.inode != 0 => {

@@ -1,4 +1,4 @@
-//! Programs that are started: they get the working directory and this library, and may be stored in the array themselves.
+//! Programs that are started: they get the working directory and this library, and may be stored in the cluster themselves.
 
 use crate::c::{self, Real};
 use crate::open::opened;
@@ -144,7 +144,7 @@ fn is_host(path: *const c_char) -> bool {
     )
 }
 
-/// Runs a program, which may be in the array.
+/// Runs a program, which may be in the cluster.
 fn launch(path: *const c_char, arguments: Strings, environment: Strings, depth: u32) -> c_int {
     if is_host(path) {
         return execute(path, arguments, environment);
@@ -184,7 +184,7 @@ fn shut(descriptor: c_int) {
     c::call(libc::SYS_close, [c::word(descriptor), 0, 0, 0, 0]);
 }
 
-/// Returns a copy in memory of a program in the array: an object file cannot be run.
+/// Returns a copy in memory of a program in the cluster: an object file cannot be run.
 fn fetched(path: *const c_char) -> Result<c_int, c_int> {
     if crate::attributes::runnable(path) != 0 {
         return Err(c::errno());
@@ -291,7 +291,7 @@ extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int {
     run(path, arguments, c::environment())
 }
 
-/// Tries a program in every folder of `PATH`.
+/// Tries a program in every directory of `PATH`.
 fn searched(file: *const c_char, mut attempt: impl FnMut(*const c_char) -> c_int) -> c_int {
     let name = c::text(file);
     if name.is_empty() {
@@ -303,13 +303,13 @@ fn searched(file: *const c_char, mut attempt: impl FnMut(*const c_char) -> c_int
     let path = c::variable(c"PATH");
     let path = if path.is_empty() { PATH } else { path };
     let mut denied = false;
-    for folder in path.split(|&byte| byte == b':') {
+    for directory in path.split(|&byte| byte == b':') {
         let mut whole = [0_u8; 2 * c::PATH_ROOM];
-        if folder.len() + name.len() + 2 > whole.len() {
+        if directory.len() + name.len() + 2 > whole.len() {
             continue;
         }
-        let mut length = folder.len();
-        whole[..length].copy_from_slice(folder);
+        let mut length = directory.len();
+        whole[..length].copy_from_slice(directory);
         if length > 0 {
             whole[length] = b'/';
             length += 1;
@@ -380,7 +380,7 @@ fn spawn(
     if is_host(path) {
         return start(path, environment.list());
     }
-    // The shell runs it: it finds programs in the array.
+    // The shell runs it: it finds programs in the cluster.
     if crate::attributes::runnable(path) != 0 {
         return c::errno();
     }

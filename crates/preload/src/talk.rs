@@ -46,7 +46,7 @@ pub(crate) struct Got {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Outcome {
     Done(Got),
-    /// The path leaves the array; the text has the path on the host.
+    /// The path leaves the cluster; the text has the path on the host.
     Leaves(usize),
     Failed(c_int),
 }

@@ -39,7 +39,7 @@ fn fill(
     let mut inode = db.prepare(
         "INSERT INTO inode VALUES (?1, 1, 420, ?2, ?2, 1, 100, 1, 1, 1, 0, 1, ?1, 0, 0, 0, NULL)",
     )?;
-    let mut folder = db.prepare(
+    let mut directory = db.prepare(
         "INSERT INTO inode VALUES (?1, 2, 493, ?2, ?2, 2, 4096, 1, 1, 1, 0, 0, 0, -1, 0, 1, NULL)",
     )?;
     let mut entry = db.prepare("INSERT INTO dirent VALUES (?1, ?2, ?3)")?;
@@ -50,9 +50,9 @@ fn fill(
     let mut input = db.prepare("INSERT INTO task_input VALUES (?1, ?2, 'in', ?3, '')")?;
     let mut output = db.prepare("INSERT INTO task_output VALUES (?1, 0, 'out', ?1, ?1, 0, 100)")?;
     for start in (from..from + count).step_by(usize::try_from(size)?) {
-        // Objects, inodes and tasks have the same numbers; the number of the folder is unused by them.
+        // Objects, inodes and tasks have the same numbers; the number of the directory is unused by them.
         let dir = start + (1 << 40);
-        folder.execute(params![dir, UID])?;
+        directory.execute(params![dir, UID])?;
         entry.execute(params![1, format!("w{start}").into_bytes(), dir])?;
         for id in start..(start + size).min(from + count) {
             let name = format!("file{id}");
@@ -72,8 +72,8 @@ fn fill(
     Ok(())
 }
 
-async fn start(folder: &Path) -> Result<(Server, Client), Failed> {
-    let server = Server::start(Config::new(folder)).await?;
+async fn start(directory: &Path) -> Result<(Server, Client), Failed> {
+    let server = Server::start(Config::new(directory)).await?;
     let client = Client::connect(&Endpoint::Unix(server.socket().into()), None).await?;
     Ok((server, client))
 }
@@ -83,14 +83,14 @@ async fn main() -> Result<(), Failed> {
     let mut numbers = std::env::args().skip(1).map(|text| text.parse::<i64>());
     let versions = numbers.next().transpose()?.unwrap_or(1_000_000);
     let questions = numbers.next().transpose()?.unwrap_or(2000);
-    let folder = tempfile::tempdir()?;
-    let (server, client) = start(folder.path()).await?;
+    let directory = tempfile::tempdir()?;
+    let (server, client) = start(directory.path()).await?;
     drop(client);
     server.shutdown().await;
     let mut random = StdRng::seed_from_u64(SEED);
     let each = versions / 3;
     let ranges: Vec<(i64, i64)> = (0..).map(|at| FIRST + at * each).zip(SIZES).collect();
-    let mut db = Connection::open(folder.path().join("server.db"))?;
+    let mut db = Connection::open(directory.path().join("server.db"))?;
     let transaction = db.transaction()?;
     transaction.execute(
         "INSERT INTO job(job, name, source, workdir, uid, gid, groups, state, submitted, ended, script) \
@@ -102,7 +102,7 @@ async fn main() -> Result<(), Failed> {
     }
     transaction.commit()?;
     drop(db);
-    let (server, client) = start(folder.path()).await?;
+    let (server, client) = start(directory.path()).await?;
     let mut lineage = client.lineage();
     for (from, size) in ranges {
         let (mut times, mut vertices) = (Vec::new(), 0);

@@ -1,7 +1,7 @@
-//! Authentication of callers: socket credentials on the Unix socket, the array's token or one of [`Tokens`] over TCP, and the rights that
+//! Authentication of callers: socket credentials on the Unix socket, the cluster's token or one of [`Tokens`] over TCP, and the rights that
 //! a caller may claim.
 
-use crate::authority::{Authority, write_private};
+use crate::ca::{Ca, write_private};
 use crate::names::Caller;
 use crate::tokens::{Token, Tokens};
 use base64::Engine as _;
@@ -57,19 +57,19 @@ struct Member {
 /// Identity of a caller, as its connection proves it.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
-    /// Whether the caller may act for any user.
-    pub(crate) trusted: bool,
+    /// Whether the caller has an administrator's rights, as daemons of the cluster have: it may act for any user.
+    pub(crate) administrator: bool,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    /// Token of the caller, if it is not the array's own token.
+    /// Token of the caller, if it is not the cluster's own token.
     pub(crate) token: Option<Arc<Token>>,
 }
 
 impl Peer {
-    /// Returns a daemon of the array, or its operator.
-    fn trusted(token: Option<Arc<Token>>) -> Self {
+    /// Returns a daemon of the cluster, or an administrator.
+    fn administrator(token: Option<Arc<Token>>) -> Self {
         Self {
-            trusted: true,
+            administrator: true,
             uid: 0,
             gid: 0,
             token,
@@ -83,8 +83,8 @@ impl Peer {
 
     /// Returns the owner of the connection.
     pub(crate) fn who(&self) -> Who {
-        if self.trusted {
-            Who::Trusted
+        if self.administrator {
+            Who::Daemon
         } else {
             Who::User(self.uid)
         }
@@ -92,11 +92,11 @@ impl Peer {
 }
 
 impl Access {
-    /// Reads the token of the array, or creates one, in a file that only the server's user can read and that also names the array's
-    /// authority.
+    /// Reads the token of the cluster, or creates one, in a file that only the server's user can read and that also names the cluster's
+    /// CA.
     pub(crate) fn open(
         token_file: &Path,
-        authority: &Authority,
+        ca: &Ca,
         tokens: Tokens,
     ) -> Result<Self, CredentialError> {
         let before = match Credential::read(token_file) {
@@ -107,11 +107,11 @@ impl Access {
             }
             other => Some(other?),
         };
-        let same = |held: &Credential| held.authority == authority.der();
+        let same = |held: &Credential| held.ca == ca.der();
         let written = before.as_ref().is_some_and(same);
         let token = before.map_or_else(new_token, |held| held.token);
         if !written {
-            let text = Credential::text(&token, authority.pem());
+            let text = Credential::text(&token, ca.pem());
             write_private(token_file, &text).map_err(|reason| CredentialError::Read {
                 path: token_file.display().to_string(),
                 reason,
@@ -126,7 +126,7 @@ impl Access {
         })
     }
 
-    /// Returns all tokens but the array's own.
+    /// Returns all tokens but the cluster's own.
     pub(crate) fn tokens(&self) -> &Tokens {
         &self.tokens
     }
@@ -149,7 +149,7 @@ impl Access {
             && let Some((user, secret)) = password
         {
             let peer = self.bearer(&secret).filter(|_| !from_elsewhere(headers));
-            let peer = peer.filter(|peer| peer.trusted || self.is_called(peer.uid, &user));
+            let peer = peer.filter(|peer| peer.administrator || self.is_called(peer.uid, &user));
             return introduced(peer.ok_or_else(nobody)?, extensions);
         }
         let local = extensions.get::<Met<UdsConnectInfo>>();
@@ -158,9 +158,9 @@ impl Access {
         let peer = match (by_socket, bearer) {
             // A token may add to the rights that the Linux kernel's credentials give, and never reduces them.
             (Some(peer), bearer) => bearer
-                .filter(|_| !peer.trusted)
+                .filter(|_| !peer.administrator)
                 .and_then(|bearer| self.bearer(bearer))
-                .filter(|shown| shown.trusted)
+                .filter(|shown| shown.administrator)
                 .unwrap_or(peer),
             (None, Some(bearer)) => self.bearer(bearer).ok_or_else(nobody)?,
             (None, None) => return Err(nobody()),
@@ -176,13 +176,13 @@ impl Access {
     /// Returns the peer to which this token belongs.
     fn bearer(&self, secret: &str) -> Option<Peer> {
         if same(secret.as_bytes(), self.token.as_bytes()) {
-            return Some(Peer::trusted(None));
+            return Some(Peer::administrator(None));
         }
         let token = self.tokens.find(secret)?;
         Some(match token.uid() {
-            None => Peer::trusted(Some(token)),
+            None => Peer::administrator(Some(token)),
             Some(uid) => Peer {
-                trusted: false,
+                administrator: false,
                 uid,
                 gid: self.member(uid).gid,
                 token: Some(token),
@@ -195,13 +195,13 @@ impl Access {
         request.extensions().get().cloned().ok_or_else(nobody)
     }
 
-    /// Refuses all callers but nodes, mounts and the array's operator.
-    pub(crate) fn need_trusted<T>(&self, request: &Request<T>) -> Result<(), Status> {
-        if self.peer(request)?.trusted {
+    /// Refuses all callers but nodes, and elements and mounts, which have their rights.
+    pub(crate) fn need_administrator<T>(&self, request: &Request<T>) -> Result<(), Status> {
+        if self.peer(request)?.administrator {
             Ok(())
         } else {
             Err(Status::permission_denied(
-                "only root, the server's own user or a bearer of the array token may do this",
+                "only an administrator may do this: root, the server's own user or a holder of the cluster's token",
             ))
         }
     }
@@ -215,15 +215,15 @@ impl Access {
         self.caller_of(&self.peer(request)?, claimed)
     }
 
-    /// Whether a user is the array's operator, to whom no limits apply.
-    pub(crate) fn is_operator(&self, uid: u32) -> bool {
+    /// Whether a user is an administrator, to whom no limits apply.
+    pub(crate) fn is_administrator(&self, uid: u32) -> bool {
         uid == 0 || uid == self.own_uid
     }
 
     /// Returns the peer of a plain Unix socket.
     pub(crate) fn local_peer(&self, uid: u32, gid: u32) -> Peer {
         Peer {
-            trusted: self.is_operator(uid),
+            administrator: self.is_administrator(uid),
             uid,
             gid,
             token: None,
@@ -237,15 +237,15 @@ impl Access {
         claimed: Option<&v1::Credentials>,
     ) -> Result<Caller, Status> {
         match claimed {
-            Some(claimed) if peer.trusted => Ok(Caller {
+            Some(claimed) if peer.administrator => Ok(Caller {
                 uid: claimed.uid,
                 gid: claimed.gid,
                 groups: claimed.groups.clone(),
                 checked: claimed.checked,
-                trusted: true,
+                administrator: true,
             }),
             Some(claimed) if claimed.uid != peer.uid => Err(Status::permission_denied(format!(
-                "user {} can't act as user {}; only root, the server's own user or a bearer of the array token can",
+                "user {} can't act as user {}; only an administrator can",
                 peer.uid, claimed.uid
             ))),
             _ => Ok(Caller {
@@ -253,7 +253,7 @@ impl Access {
                 gid: peer.gid,
                 groups: self.groups_of(peer.uid),
                 checked: false,
-                trusted: peer.trusted,
+                administrator: peer.administrator,
             }),
         }
     }
@@ -310,8 +310,8 @@ fn from_elsewhere(headers: &HeaderMap) -> bool {
 
 fn nobody() -> Status {
     Status::unauthenticated(
-        "no array token, or a wrong one, or one that was revoked or has expired: ask the array's administrator for a \
-         token of your own (`tidemill token create`); for a mount or a node copy `token` from the server's folder; \
+        "no cluster token, or a wrong one, or one that was revoked or has expired: ask the cluster's administrator for a \
+         token of your own (`tidemill token create`); for a mount or a node copy `token` from the server's directory; \
          name either with --token-file",
     )
 }
@@ -348,38 +348,38 @@ mod tests {
     use super::*;
     use std::fs;
 
-    fn opened(token_file: &Path, authority: &Authority) -> Access {
+    fn opened(token_file: &Path, ca: &Ca) -> Access {
         let tokens = Tokens::open(&token_file.with_file_name("tokens")).unwrap();
-        Access::open(token_file, authority, tokens).unwrap()
+        Access::open(token_file, ca, tokens).unwrap()
     }
 
     #[test]
     fn token_file_is_private_and_kept_across_opens() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
-        let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
-        let first = opened(&path, &authority);
+        let ca = Ca::open(&dir.path().join("ca.pem")).unwrap();
+        let first = opened(&path, &ca);
         let mode =
             std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&path).unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600);
-        assert_eq!(first.token, opened(&path, &authority).token);
+        assert_eq!(first.token, opened(&path, &ca).token);
         let text = fs::read_to_string(&path).unwrap();
         let credential = Credential::parse(&text).unwrap();
         assert_eq!(credential.token, first.token);
-        assert_eq!(credential.authority, authority.der());
+        assert_eq!(credential.ca, ca.der());
     }
 
     #[test]
-    fn token_survives_new_authority_and_old_file_format() {
+    fn token_survives_new_ca_and_old_file_format() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         fs::write(&path, "00ff\n").unwrap();
         for name in ["a.pem", "b.pem"] {
-            let authority = Authority::open(&dir.path().join(name)).unwrap();
-            let access = opened(&path, &authority);
+            let ca = Ca::open(&dir.path().join(name)).unwrap();
+            let access = opened(&path, &ca);
             assert_eq!(access.token, "00ff");
             let credential = Credential::read(&path).unwrap();
-            assert_eq!(credential.authority, authority.der());
+            assert_eq!(credential.ca, ca.der());
         }
     }
 
@@ -393,8 +393,8 @@ mod tests {
     #[test]
     fn access_without_socket_credentials_requires_token() {
         let dir = tempfile::tempdir().unwrap();
-        let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
-        let access = opened(&dir.path().join("token"), &authority);
+        let ca = Ca::open(&dir.path().join("ca.pem")).unwrap();
+        let access = opened(&dir.path().join("token"), &ca);
         let nothing = access.identify((&HeaderMap::new(), &Extensions::new()), true);
         assert_eq!(nothing.unwrap_err().code(), tonic::Code::Unauthenticated);
         assert!(shown(&access, "nonsense").is_err() && shown(&access, "").is_err());
@@ -410,10 +410,10 @@ mod tests {
             checked: true,
         };
         let peer = shown(&access, &access.token).unwrap();
-        assert!(peer.trusted);
+        assert!(peer.administrator);
         let caller = access.caller_of(&peer, Some(&claimed)).unwrap();
         assert_eq!(
-            (caller.uid, caller.checked, caller.trusted),
+            (caller.uid, caller.checked, caller.administrator),
             (5, true, true)
         );
     }
@@ -421,8 +421,8 @@ mod tests {
     /// Creates a user with a token, and returns the token's secret.
     fn with_user() -> (tempfile::TempDir, Access, String) {
         let dir = tempfile::tempdir().unwrap();
-        let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
-        let access = opened(&dir.path().join("token"), &authority);
+        let ca = Ca::open(&dir.path().join("ca.pem")).unwrap();
+        let access = opened(&dir.path().join("token"), &ca);
         let wanted = crate::tokens::Wanted {
             uid: Some(4_000_000_001),
             ..crate::tokens::Wanted::default()
@@ -435,7 +435,7 @@ mod tests {
     fn user_token_binds_caller_to_its_user() {
         let (_dir, access, secret) = with_user();
         let peer = shown(&access, &secret).unwrap();
-        assert!(!peer.trusted);
+        assert!(!peer.administrator);
         let claim = |uid, groups: &[u32]| {
             let claimed = v1::Credentials {
                 uid,
@@ -451,7 +451,7 @@ mod tests {
         }
         let own = claim(4_000_000_001, &[0, 5]).unwrap();
         assert_eq!((own.uid, own.gid), (4_000_000_001, 4_000_000_001));
-        assert!(!own.checked && !own.trusted && own.groups.is_empty());
+        assert!(!own.checked && !own.administrator && own.groups.is_empty());
         let unclaimed = access.caller_of(&peer, None).unwrap();
         assert_eq!(unclaimed.uid, own.uid);
     }
@@ -467,7 +467,7 @@ mod tests {
                 headers.insert("sec-fetch-site", site.parse().unwrap());
             }
             let peer = access.identify((&headers, &Extensions::new()), taken);
-            peer.ok().map(|peer| (peer.uid, peer.trusted))
+            peer.ok().map(|peer| (peer.uid, peer.administrator))
         };
         let own = Some((4_000_000_001, false));
         assert_eq!(ask("4000000001", &secret, None, true), own);

@@ -156,7 +156,7 @@ impl ArrivalService {
         }
         let cursor = since.parse::<Cursor>().map_err(|()| {
             Status::invalid_argument(format!(
-                "{since:?} is no cursor: give one that the array gave, or none to begin now"
+                "{since:?} is no cursor: give one that the cluster gave, or none to begin now"
             ))
         })?;
         let now = clock::now_ns() / MICROSECOND_NS;
@@ -164,7 +164,7 @@ impl ArrivalService {
         let last = last.map_err(|fault| refused(&fault))?;
         if cursor.number > last.max(now) {
             return Err(Status::invalid_argument(format!(
-                "cursor {since} is of a time that has not come: is it of another array?"
+                "cursor {since} is of a time that has not come: is it of another cluster?"
             )));
         }
         Ok(Some(cursor))

@@ -1,8 +1,8 @@
-//! Folders of the array that are bound to a store: the bindings, the known objects of each store, and the objects that were deleted. A
+//! Directories of the cluster that are bound to a store: the bindings, the known objects of each store, and the objects that were deleted. A
 //! node reads the store itself ([0067](../../../docs/decisions/0067-attached-directories.md)).
 
 use crate::bridges;
-use crate::names::attribute::FOLDER_NODE;
+use crate::names::attribute::DIRECTORY_NODE;
 use crate::names::shared::Shared;
 use crate::names::transaction::{Change, Tx};
 use crate::names::vnode::Vnode;
@@ -10,14 +10,14 @@ use crate::names::{Caller, Changed, Fault, SqliteNames};
 use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::collections::BTreeMap;
-use tidemill_core::follow::folder_mode;
+use tidemill_core::follow::directory_mode;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1;
 
 /// Path at which bridges are visible, and prefix by which scripts name their stores.
 const SEEN: &str = "/bridges";
 const BELOW: &str = "/bridges/";
-/// Characters that a bound folder's path must not contain, since they have another meaning in strings and patterns of scripts.
+/// Characters that a bound directory's path must not contain, since they have another meaning in strings and patterns of scripts.
 const SPECIAL: [char; 10] = ['"', '\\', '<', '&', '$', '*', '?', '[', '(', ')'];
 /// Maximum number of a store's objects in one request.
 const PAGE_MAX: usize = 1000;
@@ -31,15 +31,15 @@ const FORGET_MAX: u32 = 10_000;
 pub(crate) enum Refusal {
     #[error("bridge {0} does not exist: `tidemill bridge list`")]
     NoBridge(String),
-    #[error("bridge {0} is not bound to a folder: `tidemill bridge bind {0} /FOLDER`")]
+    #[error("bridge {0} is not bound to a directory: `tidemill bridge bind {0} /DIRECTORY`")]
     NotBound(String),
     #[error("bridge {0} is bound to {1}: `tidemill bridge unbind {0}` first")]
     Bound(String, String),
     #[error(
-        "{0} can't be bound: give the full path of a folder, but not of the root, {SEEN} or a folder below .tidemill, without \" \\ < & $ * ? [ ( )"
+        "{0} can't be bound: give the full path of a directory, but not of the root, {SEEN} or a directory below .tidemill, without \" \\ < & $ * ? [ ( )"
     )]
-    Folder(String),
-    #[error("{0} and {1}, to which bridge {2} is bound, are nested: give another folder")]
+    Directory(String),
+    #[error("{0} and {1}, to which bridge {2} is bound, are nested: give another directory")]
     Nested(String, String, String),
     #[error("the scan is not known: begin it again")]
     Look,
@@ -102,7 +102,7 @@ impl Looks {
 fn read(row: &Row<'_>) -> rusqlite::Result<(String, v1::Binding)> {
     let number = |at: usize| row.get::<_, i64>(at).map(i64::cast_unsigned);
     let binding = v1::Binding {
-        folder: row.get(1)?,
+        directory: row.get(1)?,
         node: row.get(2)?,
         every_s: row.get(3)?,
         uid: row.get(4)?,
@@ -136,32 +136,34 @@ fn need(db: &Connection, bridge: &str) -> Result<Result<v1::Binding, Refusal>, F
     Ok(one(db, bridge)?.ok_or_else(|| Refusal::NotBound(bridge.to_owned())))
 }
 
-/// Replaces bridge names in a script, rule or hook: strings that begin with `"/bridges/NAME/…"` name the folder to which the bridge is
-/// bound. If the array has a folder `/bridges`, the strings mean that folder and stay unchanged.
+/// Replaces bridge names in a script, rule or hook: strings that begin with `"/bridges/NAME/…"` name the directory to which the bridge is
+/// bound. If the cluster has a directory `/bridges`, the strings mean that directory and stay unchanged.
 pub(crate) fn plain(names: &SqliteNames, text: &mut String) -> Result<(), Fault> {
     if !text.contains(BELOW) {
         return Ok(());
     }
-    let bound = names.database().read(|db| match is_folder(db)? {
+    let bound = names.database().read(|db| match is_directory(db)? {
         true => Ok(BTreeMap::new()),
         false => all(db),
     })?;
     if !bound.is_empty() {
-        *text = named(text, |bridge| Some(&bound.get(bridge)?.folder));
+        *text = named(text, |bridge| Some(&bound.get(bridge)?.directory));
     }
     Ok(())
 }
 
-/// Replaces bridge names at the beginning of strings with their folders.
-fn named<'a>(text: &str, folder: impl Fn(&str) -> Option<&'a String>) -> String {
+/// Replaces bridge names at the beginning of strings with their directories.
+fn named<'a>(text: &str, directory: impl Fn(&str) -> Option<&'a String>) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(at) = rest.find(BELOW) {
         let (before, after) = (&rest[..at], &rest[at + BELOW.len()..]);
         let begins = before.ends_with(['"', '>']);
         let end = after.find(['/', '"', '<']).filter(|_| begins);
-        let found = end.and_then(|end| Some((folder(&after[..end])?, &after[end..])));
-        let (name, then) = found.map_or((BELOW, after), |(folder, then)| (folder.as_str(), then));
+        let found = end.and_then(|end| Some((directory(&after[..end])?, &after[end..])));
+        let (name, then) = found.map_or((BELOW, after), |(directory, then)| {
+            (directory.as_str(), then)
+        });
         out.push_str(before);
         out.push_str(name);
         rest = then;
@@ -170,13 +172,13 @@ fn named<'a>(text: &str, folder: impl Fn(&str) -> Option<&'a String>) -> String 
     out
 }
 
-fn is_folder(db: &Connection) -> Result<bool, Fault> {
+fn is_directory(db: &Connection) -> Result<bool, Fault> {
     let name = SEEN.trim_start_matches('/').as_bytes();
     let found = Vnode::child(db, Inode::ROOT.0, name)?;
     Ok(found.is_some_and(|vnode| vnode.is_dir()))
 }
 
-/// Whether a path is in a folder whose store, on that node, is read-only.
+/// Whether a path is in a directory whose store, on that node, is read-only.
 pub(crate) fn is_read_only(db: &Connection, node: i64, path: &[u8]) -> Result<bool, Fault> {
     let path = String::from_utf8_lossy(path);
     let not_written = not_written(db, &path)?;
@@ -186,15 +188,15 @@ pub(crate) fn is_read_only(db: &Connection, node: i64, path: &[u8]) -> Result<bo
 
 /// Returns the nodes whose stores must not be written by files of this path.
 pub(crate) fn not_written(db: &Connection, path: &str) -> Result<Vec<u32>, Fault> {
-    let sql = "SELECT folder, node FROM binding JOIN bridge ON name = bridge WHERE read_only";
+    let sql = "SELECT directory, node FROM binding JOIN bridge ON name = bridge WHERE read_only";
     let mut statement = db.prepare_cached(sql)?;
     let bound = statement.query_map([], |row| Ok((row.get::<_, String>(0)?, row.get(1)?)))?;
     let mut bound = bound.collect::<Result<Vec<_>, _>>()?;
-    bound.retain(|(folder, _)| within(folder, path));
+    bound.retain(|(directory, _)| within(directory, path));
     Ok(bound.into_iter().map(|(_, node)| node).collect())
 }
 
-/// Returns advice for the first of these paths that is below `/bridges` and in no folder of the array.
+/// Returns advice for the first of these paths that is below `/bridges` and in no directory of the cluster.
 pub(crate) fn refusal<'a>(
     names: &SqliteNames,
     mut paths: impl Iterator<Item = &'a str>,
@@ -207,7 +209,7 @@ pub(crate) fn refusal<'a>(
 }
 
 fn refusal_of(db: &Connection, (path, below): (&str, &str)) -> Result<Option<String>, Fault> {
-    if is_folder(db)? {
+    if is_directory(db)? {
         return Ok(None);
     }
     let bridge = below.split('/').next().unwrap_or(below);
@@ -217,16 +219,16 @@ fn refusal_of(db: &Connection, (path, below): (&str, &str)) -> Result<Option<Str
         )
     } else if bridges::one(db, bridge)?.is_some() {
         format!(
-            "{path}: bridge {bridge} is not bound to a folder of the array: bind it (`tidemill bridge bind {bridge} /FOLDER`), or import the files"
+            "{path}: bridge {bridge} is not bound to a directory of the cluster: bind it (`tidemill bridge bind {bridge} /DIRECTORY`), or import the files"
         )
     } else {
         format!("{path}: bridge {bridge} does not exist: `tidemill bridge list`")
     }))
 }
 
-/// Returns a folder's path in its stored form.
-fn folder(path: &str) -> Result<String, Refusal> {
-    let wrong = || Refusal::Folder(path.to_owned());
+/// Returns a directory's path in its stored form.
+fn directory(path: &str) -> Result<String, Refusal> {
+    let wrong = || Refusal::Directory(path.to_owned());
     let clean = path.trim_end_matches('/');
     let parts = clean.strip_prefix('/').ok_or_else(wrong)?;
     let good = |part: &str| !matches!(part, "" | "." | ".." | ".tidemill");
@@ -243,7 +245,7 @@ fn within(above: &str, below: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Binds a bridge to a folder, which is created if it does not exist.
+/// Binds a bridge to a directory, which is created if it does not exist.
 pub(crate) async fn bind(
     names: &SqliteNames,
     name: String,
@@ -254,8 +256,8 @@ pub(crate) async fn bind(
     let shared = names.shared().clone();
     let now = crate::clock::now_ns();
     let work = move |db: &Connection| {
-        asked.folder = match folder(&asked.folder) {
-            Ok(folder) => folder,
+        asked.directory = match directory(&asked.directory) {
+            Ok(directory) => directory,
             Err(refusal) => return Ok((Err(refusal), Vec::new())),
         };
         if bridges::one(db, &name)?.is_none() {
@@ -263,24 +265,26 @@ pub(crate) async fn bind(
         }
         for (other, binding) in all(db)? {
             if other == name {
-                return Ok((Err(Refusal::Bound(name, binding.folder)), Vec::new()));
+                return Ok((Err(Refusal::Bound(name, binding.directory)), Vec::new()));
             }
-            if within(&binding.folder, &asked.folder) || within(&asked.folder, &binding.folder) {
-                let refusal = Refusal::Nested(asked.folder, binding.folder, other);
+            if within(&binding.directory, &asked.directory)
+                || within(&asked.directory, &binding.directory)
+            {
+                let refusal = Refusal::Nested(asked.directory, binding.directory, other);
                 return Ok((Err(refusal), Vec::new()));
             }
         }
         let root = Caller::root();
         let mut tx = Tx::new(db, &shared, &root, 0, now);
-        match tx.resolve(asked.folder.as_bytes(), false) {
+        match tx.resolve(asked.directory.as_bytes(), false) {
             Ok(vnode) if vnode.is_dir() => {}
-            Ok(_) => return Ok((Err(Refusal::Folder(asked.folder)), Vec::new())),
+            Ok(_) => return Ok((Err(Refusal::Directory(asked.directory)), Vec::new())),
             Err(Fault::NotFound(_)) => {
                 let ino = crate::names::ids::reserve(db, "inode", 1)?;
                 tx.create(&v1::Create {
-                    name: asked.folder.clone().into_bytes(),
+                    name: asked.directory.clone().into_bytes(),
                     kind: v1::Kind::Directory.into(),
-                    mode: folder_mode(asked.mode & 0o777),
+                    mode: directory_mode(asked.mode & 0o777),
                     ino,
                     make_parents: true,
                     uid: asked.uid,
@@ -290,10 +294,10 @@ pub(crate) async fn bind(
             }
             Err(fault) => return Err(fault),
         }
-        let sql = "INSERT INTO binding(bridge, folder, node, every_s, uid, gid, mode) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+        let sql = "INSERT INTO binding(bridge, directory, node, every_s, uid, gid, mode) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
         db.prepare_cached(sql)?.execute(params![
             name,
-            asked.folder,
+            asked.directory,
             asked.node,
             asked.every_s,
             asked.uid,
@@ -355,10 +359,10 @@ pub(crate) async fn unbind(
         // New files are placed like all other files from now on.
         let root = Caller::root();
         let mut tx = Tx::new(db, &shared, &root, 0, now);
-        if let Ok(vnode) = tx.resolve(binding.folder.as_bytes(), false) {
+        if let Ok(vnode) = tx.resolve(binding.directory.as_bytes(), false) {
             let remove = v1::RemoveXattr {
                 ino: vnode.ino,
-                name: FOLDER_NODE.to_vec(),
+                name: DIRECTORY_NODE.to_vec(),
             };
             match tx.remove_xattr(&remove) {
                 Ok(_) | Err(Fault::NoAttribute(_)) => {}
@@ -411,8 +415,8 @@ pub(crate) fn look(
         return Ok(Err(Refusal::Page));
     }
     match need(db, &request.bridge)? {
-        Ok(binding) if binding.folder == request.folder => {}
-        // The bridge was bound to another folder in the meantime.
+        Ok(binding) if binding.directory == request.directory => {}
+        // The bridge was bound to another directory in the meantime.
         Ok(_) => return Ok(Err(Refusal::Look)),
         Err(refusal) => return Ok(Err(refusal)),
     }
@@ -513,11 +517,11 @@ pub(crate) fn missing(
     Ok(unseen.map(|()| v1::MissingReply { missing, end, last }))
 }
 
-/// Returns the folder and the file of a path below a folder, or `None` if a link is on the way.
-fn walk(tx: &Tx<'_>, folder: &str, path: &str) -> Result<Option<(Vnode, Vnode)>, Fault> {
+/// Returns the directory and the file of a path below a directory, or `None` if a link is on the way.
+fn walk(tx: &Tx<'_>, directory: &str, path: &str) -> Result<Option<(Vnode, Vnode)>, Fault> {
     let mut parent = Vnode::get(tx.db, Inode::ROOT.0)?;
     let mut vnode = parent.clone();
-    let parts = folder.split('/').chain(path.split('/'));
+    let parts = directory.split('/').chain(path.split('/'));
     for part in parts.filter(|part| !part.is_empty()) {
         if !vnode.is_dir() {
             return Ok(None);
@@ -550,7 +554,7 @@ pub(crate) async fn leave(
         };
         let mut changes = Vec::new();
         for number in &request.numbers {
-            changes.extend(leave_one(db, &shared, (&binding.folder, *number), now)?);
+            changes.extend(leave_one(db, &shared, (&binding.directory, *number), now)?);
         }
         Ok((Ok(()), changes))
     };
@@ -562,7 +566,7 @@ pub(crate) async fn leave(
 fn leave_one(
     db: &Connection,
     shared: &Shared,
-    (folder, number): (&str, u64),
+    (directory, number): (&str, u64),
     now: i64,
 ) -> Result<Vec<Change>, Fault> {
     let mut statement = db.prepare_cached("SELECT path, object FROM followed WHERE number = ?1")?;
@@ -577,7 +581,7 @@ fn leave_one(
     };
     let root = Caller::root();
     let mut tx = Tx::new(db, shared, &root, 0, now);
-    if let Some((parent, vnode)) = walk(&tx, folder, &path)?
+    if let Some((parent, vnode)) = walk(&tx, directory, &path)?
         && vnode.object == object
         && object != 0
     {
@@ -633,9 +637,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bound_folder_accepts_valid_paths_only() {
+    fn bound_directory_accepts_valid_paths_only() {
         for good in ["/a", "/a/b", "/a b/", "/bridges-2"] {
-            assert_eq!(folder(good).unwrap(), good.trim_end_matches('/'));
+            assert_eq!(directory(good).unwrap(), good.trim_end_matches('/'));
         }
         for bad in [
             "",
@@ -651,21 +655,21 @@ mod tests {
             "/a\"b",
             "/a*",
         ] {
-            assert!(folder(bad).is_err(), "{bad}");
+            assert!(directory(bad).is_err(), "{bad}");
         }
         assert!(within("/a", "/a/b") && within("/a", "/a") && !within("/a", "/ab"));
     }
 
     #[test]
-    fn named_replaces_bridge_prefixes_with_bound_folders() {
+    fn named_replaces_bridge_prefixes_with_bound_directories() {
         let text = r#"input = ["/bridges/c/a", "/bridges/cd/a"]; workdir = "/bridges/c"; args = ["cat /bridges/c/a"];"#;
         let plain =
             r#"input = ["/f/a", "/bridges/cd/a"]; workdir = "/f"; args = ["cat /bridges/c/a"];"#;
         let f = "/f".to_owned();
-        let folder = |bridge: &str| (bridge == "c").then_some(&f);
-        assert_eq!(named(text, folder), plain);
+        let directory = |bridge: &str| (bridge == "c").then_some(&f);
+        assert_eq!(named(text, directory), plain);
         assert_eq!(
-            named("<pattern>/bridges/c/*</pattern>", folder),
+            named("<pattern>/bridges/c/*</pattern>", directory),
             "<pattern>/f/*</pattern>"
         );
     }

@@ -1,4 +1,4 @@
-//! Addresses of stores outside of the array, by name. Clients access the stores themselves, with keys that the array never sees. This
+//! Addresses of stores outside of the cluster, by name. Clients access the stores themselves, with keys that the cluster never sees. This
 //! module writes the table of bridges.
 
 use crate::access::{Access, aside};
@@ -88,7 +88,7 @@ impl v1::bridges_server::Bridges for BridgeService {
         &self,
         request: Request<v1::AddBridgeRequest>,
     ) -> Result<Response<v1::Bridge>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         let uid = self.access.peer(&request)?.uid;
         let asked = request.into_inner();
         checked(&asked)?;
@@ -132,10 +132,10 @@ impl v1::bridges_server::Bridges for BridgeService {
         &self,
         request: Request<v1::ListBridgesRequest>,
     ) -> Result<Response<v1::ListBridgesReply>, Status> {
-        let trusted = self.access.peer(&request)?.trusted;
+        let administrator = self.access.peer(&request)?.administrator;
         let bridges = self.names.database().read(all);
         let mut bridges = bridges.map_err(|fault| refused(&fault))?;
-        if !trusted {
+        if !administrator {
             // The example contains the name of a file.
             let bound = bridges.iter_mut().filter_map(|one| one.binding.as_mut());
             bound.for_each(|binding| binding.example.clear());
@@ -147,14 +147,14 @@ impl v1::bridges_server::Bridges for BridgeService {
         &self,
         request: Request<v1::RemoveBridgeRequest>,
     ) -> Result<Response<v1::Bridge>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         let name = request.into_inner().name;
         let unknown = Status::not_found(format!(
             "bridge {name} does not exist: `tidemill bridge list`"
         ));
         let removed = self.names.database().write(move |db| {
             if let Some(binding) = bound::one(db, &name)? {
-                return Ok(Err(Refusal::Bound(name, binding.folder)));
+                return Ok(Err(Refusal::Bound(name, binding.directory)));
             }
             let found = one(db, &name)?;
             db.prepare_cached("DELETE FROM bridge WHERE name = ?1")?
@@ -169,7 +169,7 @@ impl v1::bridges_server::Bridges for BridgeService {
         &self,
         request: Request<v1::BindBridgeRequest>,
     ) -> Result<Response<v1::Bridge>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         let v1::BindBridgeRequest { name, binding } = request.into_inner();
         answered(bound::bind(&self.names, name, binding.unwrap_or_default()).await)
     }
@@ -178,7 +178,7 @@ impl v1::bridges_server::Bridges for BridgeService {
         &self,
         request: Request<v1::UnbindBridgeRequest>,
     ) -> Result<Response<v1::Bridge>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         let name = request.into_inner().name;
         answered(bound::unbind((&self.names, &self.looks), name).await)
     }
@@ -187,7 +187,7 @@ impl v1::bridges_server::Bridges for BridgeService {
         &self,
         request: Request<v1::RefreshBridgeRequest>,
     ) -> Result<Response<v1::Bridge>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         answered(bound::refresh(&self.names, request.into_inner().name).await)
     }
 
@@ -195,7 +195,7 @@ impl v1::bridges_server::Bridges for BridgeService {
         &self,
         request: Request<v1::BoundRequest>,
     ) -> Result<Response<v1::BoundReply>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         let node = request.into_inner().node;
         let bridges = self.names.database().read(|db| bound::of_node(db, node));
         let bridges = bridges.map_err(|fault| refused(&fault))?;
@@ -206,7 +206,7 @@ impl v1::bridges_server::Bridges for BridgeService {
         &self,
         request: Request<v1::LookRequest>,
     ) -> Result<Response<v1::LookReply>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         let request = request.into_inner();
         let work = |db: &Connection| bound::look((db, &self.looks), &request);
         let differ = answered(aside(|| self.names.database().read(work)))?.into_inner();
@@ -217,7 +217,7 @@ impl v1::bridges_server::Bridges for BridgeService {
         &self,
         request: Request<v1::FollowRequest>,
     ) -> Result<Response<v1::FollowReply>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         answered(bound::follow((&self.names, &self.looks), request.into_inner()).await)?;
         Ok(Response::new(v1::FollowReply {}))
     }
@@ -226,7 +226,7 @@ impl v1::bridges_server::Bridges for BridgeService {
         &self,
         request: Request<v1::MissingRequest>,
     ) -> Result<Response<v1::MissingReply>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         let request = request.into_inner();
         let work = |db: &Connection| bound::missing((db, &self.looks), &request);
         answered(aside(|| self.names.database().read(work)))
@@ -236,7 +236,7 @@ impl v1::bridges_server::Bridges for BridgeService {
         &self,
         request: Request<v1::LeaveRequest>,
     ) -> Result<Response<v1::LeaveReply>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         answered(bound::leave((&self.names, &self.looks), request.into_inner()).await)?;
         Ok(Response::new(v1::LeaveReply {}))
     }
@@ -245,7 +245,7 @@ impl v1::bridges_server::Bridges for BridgeService {
         &self,
         request: Request<v1::LookedRequest>,
     ) -> Result<Response<v1::LookedReply>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         answered(bound::looked((&self.names, &self.looks), request.into_inner()).await)?;
         Ok(Response::new(v1::LookedReply {}))
     }
@@ -260,7 +260,7 @@ fn answered<T>(came: Result<Result<T, Refusal>, Fault>) -> Result<Response<T>, S
             Refusal::NoBridge(_) | Refusal::NotBound(_) => Status::not_found(text),
             Refusal::Look => Status::aborted(text),
             Refusal::Bound(..) => Status::already_exists(text),
-            Refusal::Folder(_) | Refusal::Nested(..) | Refusal::Page => {
+            Refusal::Directory(_) | Refusal::Nested(..) | Refusal::Page => {
                 Status::invalid_argument(text)
             }
         }

@@ -3,8 +3,8 @@
 //!
 //! All other work continues during the check, so each finding is checked a second time before it is reported.
 
-use crate::array::Array;
 use crate::clock;
+use crate::cluster::Cluster;
 use crate::damage;
 use crate::names::holdings::{self, Held};
 use crate::names::parts;
@@ -25,7 +25,7 @@ use tonic::Status;
 
 /// Pause between the two checks of a finding. It is longer than a seal or a removal takes.
 const REST: Duration = Duration::from_secs(3);
-/// Time limit for a node to list one of its folders.
+/// Time limit for a node to list one of its directories.
 const LIST_MAX: Duration = Duration::from_secs(60);
 
 /// Time for which an unused object stays on its node after it was set aside. A database that is rebuilt in that time does not know of
@@ -36,7 +36,7 @@ const KEPT_NS: i64 = 7 * 24 * 3600 * 1_000_000_000;
 #[derive(Clone, Debug)]
 pub(crate) struct Check {
     names: Arc<SqliteNames>,
-    array: Arc<Array>,
+    cluster: Arc<Cluster>,
     objects: Objects,
 }
 
@@ -63,10 +63,10 @@ struct Run<'a> {
 }
 
 impl Check {
-    pub(crate) fn new(names: Arc<SqliteNames>, array: Arc<Array>, trust: &Trust) -> Self {
+    pub(crate) fn new(names: Arc<SqliteNames>, cluster: Arc<Cluster>, trust: &Trust) -> Self {
         Self {
             names,
-            array,
+            cluster,
             objects: Objects::new(Some(trust)),
         }
     }
@@ -79,7 +79,7 @@ impl Check {
             found: &found,
             checked: v1::Checked::default(),
         };
-        for node in self.array.nodes() {
+        for node in self.cluster.nodes() {
             if let Err(why) = run.node(node.node).await {
                 let finding = v1::Finding {
                     kind: "unchecked".into(),
@@ -95,15 +95,15 @@ impl Check {
         let _ = found.send(Ok(v1::CheckReply { message })).await;
     }
 
-    async fn list(&self, node: u32, folder: u32) -> Result<Vec<Listed>, String> {
+    async fn list(&self, node: u32, directory: u32) -> Result<Vec<Listed>, String> {
         let away = || format!("node {node} is away");
         let remote = Remote {
             node: NodeId(node),
-            url: self.array.url(node).ok_or_else(away)?.into(),
+            url: self.cluster.url(node).ok_or_else(away)?.into(),
             object: ObjectId::STATUS,
             capability: self.names.shared().sign_for_listing(node),
         };
-        let listed = tokio::time::timeout(LIST_MAX, self.objects.list(&remote, folder)).await;
+        let listed = tokio::time::timeout(LIST_MAX, self.objects.list(&remote, directory)).await;
         let silent = |_| format!("node {node} does not answer");
         listed
             .map_err(silent)?
@@ -127,13 +127,13 @@ impl Run<'_> {
             .read(|db| holdings::of_node(db, node))
             .map_err(text)?;
         self.checked.files += held.len() as u64;
-        let held = by_folder(held);
+        let held = by_directory(held);
         let before = self.checked.objects;
         let mut first = Suspicions::new();
-        for folder in 0..route::FOLDERS {
-            let listed = self.check.list(node, folder).await?;
+        for directory in 0..route::DIRECTORIES {
+            let listed = self.check.list(node, directory).await?;
             self.checked.objects += listed.len() as u64;
-            first.extend(self.compare(node, &listed, held.get(&folder))?);
+            first.extend(self.compare(node, &listed, held.get(&directory))?);
         }
         self.checked.nodes += 1;
         if first.is_empty() {
@@ -143,12 +143,12 @@ impl Run<'_> {
         let held = database
             .read(|db| holdings::of_node(db, node))
             .map_err(text)?;
-        let held = by_folder(held);
-        let folders: BTreeSet<u32> = first.keys().map(|&object| folder_of(object)).collect();
+        let held = by_directory(held);
+        let directories: BTreeSet<u32> = first.keys().map(|&object| directory_of(object)).collect();
         let mut found = Suspicions::new();
-        for folder in folders {
-            let listed = self.check.list(node, folder).await?;
-            let mut again = self.compare(node, &listed, held.get(&folder))?;
+        for directory in directories {
+            let listed = self.check.list(node, directory).await?;
+            let mut again = self.compare(node, &listed, held.get(&directory))?;
             again.retain(|object, _| first.contains_key(object));
             found.extend(again);
         }
@@ -170,7 +170,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Compares the objects in one folder of a node with the expected ones.
+    /// Compares the objects in one directory of a node with the expected ones.
     fn compare(
         &self,
         node: u32,
@@ -252,7 +252,10 @@ impl Run<'_> {
             })
             .collect();
         for batch in open.chunks(SEAL_ALL_MAX) {
-            let results = self.check.array.seal_all(&self.check.objects, node, batch);
+            let results = self
+                .check
+                .cluster
+                .seal_all(&self.check.objects, node, batch);
             for result in results.await? {
                 if result.status == 200 {
                     mended.insert(result.object);
@@ -345,19 +348,19 @@ fn held_back(
     )
 }
 
-/// Groups the objects of files by the folder in which their node stores them.
-fn by_folder(held: BTreeMap<u64, Held>) -> BTreeMap<u32, BTreeMap<u64, Held>> {
-    let mut folders: BTreeMap<u32, BTreeMap<u64, Held>> = BTreeMap::new();
+/// Groups the objects of files by the directory in which their node stores them.
+fn by_directory(held: BTreeMap<u64, Held>) -> BTreeMap<u32, BTreeMap<u64, Held>> {
+    let mut directories: BTreeMap<u32, BTreeMap<u64, Held>> = BTreeMap::new();
     for (object, file) in held {
-        let folder = folders.entry(folder_of(object)).or_default();
-        folder.insert(object, file);
+        let directory = directories.entry(directory_of(object)).or_default();
+        directory.insert(object, file);
     }
-    folders
+    directories
 }
 
-/// Returns the folder in which a node stores an object.
-fn folder_of(object: u64) -> u32 {
-    u32::try_from(object % u64::from(route::FOLDERS)).unwrap_or_default()
+/// Returns the directory in which a node stores an object.
+fn directory_of(object: u64) -> u32 {
+    u32::try_from(object % u64::from(route::DIRECTORIES)).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! States on which an administrator must act: they are shown by `tidemill status` and `tidemill health`, and logged with one line when a
 //! state begins and one when it ends. Their names are in `tidemill_wire::condition`.
 
-use crate::array::Array;
-use crate::array::conditions::Presence;
 use crate::clock;
+use crate::cluster::Cluster;
+use crate::cluster::conditions::Presence;
 use crate::copies;
 use crate::ends::{ABOUT_TO_BE_SEALED, Ends};
 use crate::health;
@@ -35,7 +35,7 @@ const REBUILT_NS: i64 = 7 * 86_400 * 1_000_000_000;
 #[derive(Clone, Debug)]
 pub(crate) struct Conditions {
     names: Arc<SqliteNames>,
-    array: Arc<Array>,
+    cluster: Arc<Cluster>,
     ends: Arc<Ends>,
     pub(crate) signals: Signals,
     counted: Arc<Mutex<Option<Counted>>>,
@@ -60,12 +60,12 @@ pub(crate) fn database_state(fault: &Fault) -> Kind {
 impl Conditions {
     /// Starts to log states.
     pub(crate) fn start(
-        (names, array, ends): (&Arc<SqliteNames>, &Arc<Array>, &Arc<Ends>),
+        (names, cluster, ends): (&Arc<SqliteNames>, &Arc<Cluster>, &Arc<Ends>),
         signals: &Signals,
     ) -> Self {
         let conditions = Self {
             names: names.clone(),
-            array: array.clone(),
+            cluster: cluster.clone(),
             ends: ends.clone(),
             signals: signals.clone(),
             counted: Arc::default(),
@@ -97,7 +97,7 @@ impl Conditions {
             }
             Ok(copies::health(db)?.lost_nodes)
         })?;
-        found.extend(self.array.conditions(&given_up));
+        found.extend(self.cluster.conditions(&given_up));
         for one in self.ends.unsealed()? {
             if one.ended && one.why != ABOUT_TO_BE_SEALED {
                 let cause = format!(
@@ -121,7 +121,8 @@ impl Conditions {
         }
         let lost = health::lost_for_good(db, &shared.leaving.removed())?;
         if lost > 0 {
-            let cause = format!("{lost} files were only on nodes that were taken out of the array");
+            let cause =
+                format!("{lost} files were only on nodes that were taken out of the cluster");
             found.push(condition::DATA_LOST.of(None, cause));
         }
         let few = copies::health(db)?;
@@ -156,7 +157,7 @@ impl Conditions {
 
     /// Returns the number of files that are only on nodes that do not answer. Counting reads all versions, so the number may be old.
     fn unavailable(&self, db: &Connection) -> Result<u64, Fault> {
-        let presence = self.array.presence();
+        let presence = self.cluster.presence();
         let mut counted = self.counted.lock();
         if let Some(known) = &*counted
             && known.presence == presence
@@ -203,7 +204,7 @@ impl Conditions {
             match tokio::task::spawn_blocking(move || conditions.now()).await {
                 Ok(Ok(found)) => log.on_look(&found),
                 Ok(Err(fault)) => {
-                    tracing::debug!(%fault, "the states of the array are not known now")
+                    tracing::debug!(%fault, "the states of the cluster are not known now")
                 }
                 Err(_) => return,
             }

@@ -5,9 +5,9 @@
 //! the label has succeeded. The row is deleted with the version, whatever its label does then. A row of `short` is deleted when there are
 //! as many copies as wanted, so a restart finds in `short` exactly the work that is left.
 
-use crate::array::Array;
 use crate::bound;
 use crate::clock;
+use crate::cluster::Cluster;
 use crate::damage;
 use crate::jobs::Incoming;
 use crate::jobs::store::json;
@@ -232,11 +232,11 @@ pub(crate) fn look(db: &Connection, look: Look, now: i64) -> Result<(), Fault> {
 }
 
 /// Returns the nodes of the burst tier that hold too much.
-pub(crate) fn filling(database: &Database, array: &Array) -> Vec<Free> {
-    let mut tier = array.tier();
+pub(crate) fn filling(database: &Database, cluster: &Cluster) -> Vec<Free> {
+    let mut tier = cluster.tier();
     tier.retain(|&free| {
         let at = (free, clock::now_ns());
-        let to_go = database.read(|db| burst::to_go(db, array.limits(), at));
+        let to_go = database.read(|db| burst::to_go(db, cluster.limits(), at));
         to_go.is_ok_and(|bytes| bytes > 0)
     });
     tier
@@ -245,7 +245,7 @@ pub(crate) fn filling(database: &Database, array: &Array) -> Vec<Free> {
 /// Makes the driver look for missing copies as long as the server runs.
 pub(crate) async fn watch(
     database: Arc<Database>,
-    array: Arc<Array>,
+    cluster: Arc<Cluster>,
     after: Duration,
     driver: Sender<Incoming>,
 ) {
@@ -253,9 +253,10 @@ pub(crate) async fn watch(
     loop {
         tokio::time::sleep(PERIOD).await;
         let now = clock::now_ns();
-        let due = database.read(|db| Ok(!due(db, (now, now), &array.up(), 1)?.is_empty()));
-        let before = std::mem::replace(&mut gone, array.gone(after));
-        let look = due.unwrap_or(false) || before != gone || !filling(&database, &array).is_empty();
+        let due = database.read(|db| Ok(!due(db, (now, now), &cluster.up(), 1)?.is_empty()));
+        let before = std::mem::replace(&mut gone, cluster.gone(after));
+        let look =
+            due.unwrap_or(false) || before != gone || !filling(&database, &cluster).is_empty();
         if look && driver.send(Incoming::Copies).is_err() {
             return;
         }
@@ -320,7 +321,7 @@ pub(crate) fn due(
 /// Facts about nodes that are not in the tables of versions.
 #[derive(Debug)]
 pub(crate) struct Absent {
-    /// Nodes for which the server no longer waits, and nodes that were removed from the array.
+    /// Nodes for which the server no longer waits, and nodes that were removed from the cluster.
     pub(crate) lost: BTreeSet<u32>,
     /// Nodes that are being emptied.
     pub(crate) emptied: BTreeSet<u32>,
@@ -331,8 +332,8 @@ pub(crate) struct Absent {
 }
 
 impl Absent {
-    pub(crate) fn new(losses: &Losses, leaving: &Leaving, array: &Array) -> Self {
-        let stores = array.stores();
+    pub(crate) fn new(losses: &Losses, leaving: &Leaving, cluster: &Cluster) -> Self {
+        let stores = cluster.stores();
         let mut lost = losses.lost();
         lost.append(&mut leaving.removed());
         let emptied = leaving.emptied();
@@ -342,7 +343,7 @@ impl Absent {
             lost,
             emptied,
             places,
-            bursts: array.bursts(),
+            bursts: cluster.bursts(),
         }
     }
 }
@@ -722,8 +723,8 @@ mod tests {
 
     #[test]
     fn removal_of_multipart_version_hides_no_copies() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let database = names.database();
         let kept = |db: &Connection| {
             db.execute_batch(
@@ -741,8 +742,8 @@ mod tests {
 
     #[test]
     fn orphan_check_skips_copies_in_progress_on_connected_nodes() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let database = names.database();
         let kept = |db: &Connection| {
             db.execute_batch(
@@ -761,8 +762,8 @@ mod tests {
 
     #[test]
     fn short_versions_wait_for_newer_ones_for_bounded_time() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let database = names.database();
         let last = GIVE_WAY_NS_MAX;
         let kept = move |db: &Connection| {

@@ -203,8 +203,8 @@ mod tests {
     /// removed.
     #[test]
     fn late_seal_does_not_replace_version_lost_during_write() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         names.add_node(NodeId(3));
         let reserved = names
             .database()

@@ -6,8 +6,8 @@
 //! This is retried without limit until the node is connected and able to seal. A version that another client began is abandoned when
 //! that client has been silent for too long.
 
-use crate::array::Array;
 use crate::clock;
+use crate::cluster::Cluster;
 use crate::locks::Locks;
 use crate::names::{Caller, Fault, Names, Request, SILENCE_NS_MAX, Unfinished, Unsealed};
 use crate::session::Sessions;
@@ -42,7 +42,7 @@ const SEALED: u16 = 200;
 pub(crate) struct Ends {
     names: Arc<dyn Names>,
     locks: Locks,
-    array: Arc<Array>,
+    cluster: Arc<Cluster>,
     sessions: Sessions,
     objects: Objects,
     started: i64,
@@ -66,14 +66,14 @@ impl Ends {
     pub(crate) fn new(
         names: Arc<dyn Names>,
         locks: &Locks,
-        array: &Arc<Array>,
+        cluster: &Arc<Cluster>,
         sessions: &Sessions,
         trust: &Trust,
     ) -> Arc<Self> {
         Arc::new(Self {
             names,
             locks: locks.clone(),
-            array: array.clone(),
+            cluster: cluster.clone(),
             sessions: sessions.clone(),
             objects: Objects::new(Some(trust)),
             started: clock::now_ns(),
@@ -143,7 +143,7 @@ impl Ends {
     /// Begins to end the versions that these mounts were writing on a node, if the node is up and the pause has passed.
     fn try_to_end(self: &Arc<Self>, node: u32, sessions: Vec<u64>) {
         let now = Instant::now();
-        let epoch = self.array.epoch(node);
+        let epoch = self.cluster.epoch(node);
         let mut trials = self.trials.lock();
         let trial = trials.entry(node).or_insert(Trial {
             busy: false,
@@ -196,7 +196,10 @@ impl Ends {
                     .iter()
                     .map(|version| (version.object, body(version)))
                     .collect();
-                let results = self.array.seal_all(&self.objects, node, &versions).await?;
+                let results = self
+                    .cluster
+                    .seal_all(&self.objects, node, &versions)
+                    .await?;
                 for (version, result) in unfinished.iter().zip(results) {
                     if let Err(why) = self.keep(version, result).await {
                         left = Err(why);
@@ -257,7 +260,7 @@ impl Ends {
             let tried = trials
                 .get(&node)
                 .filter(|trial| ended && !trial.why.is_empty());
-            let why = match (tried, self.array.trouble(node)) {
+            let why = match (tried, self.cluster.trouble(node)) {
                 (Some(trial), _) => trial.why.clone(),
                 (None, Some(trouble)) => trouble,
                 (None, None) if ended => ABOUT_TO_BE_SEALED.into(),

@@ -1,7 +1,7 @@
 //! The gate in front of all services: before a byte of the request's body is read, it identifies the caller, checks the right to make
 //! this request, and limits the caller's requests in progress. Next: the services, to which it passes the request.
 //!
-//! Daemons of the array pass at once. A user may have [`REQUESTS_EACH_MAX`] requests in progress, of [`USER_MESSAGE_BYTES_MAX`] bytes
+//! Daemons of the cluster pass at once. A user may have [`REQUESTS_EACH_MAX`] requests in progress, of [`USER_MESSAGE_BYTES_MAX`] bytes
 //! each. Watched streams count, but waits for files do not. Requests with a token end with the token.
 
 use crate::access::{Access, Peer};
@@ -42,7 +42,7 @@ const READS: [&str; 19] = [
     "/tidemill.v1.Jobs/Trace",
     "/tidemill.v1.Lineage/Query",
     "/tidemill.v1.Find/Query",
-    "/tidemill.v1.Array/Status",
+    "/tidemill.v1.Cluster/Status",
     "/tidemill.v1.Tokens/List",
     "/tidemill.v1.Rules/List",
     "/tidemill.v1.Rules/Test",
@@ -133,7 +133,7 @@ where
             Err(status) => return refuse(request, status, speaks),
         };
         request.extensions_mut().insert(peer.clone());
-        if peer.trusted && peer.token.is_none() {
+        if peer.administrator && peer.token.is_none() {
             return Box::pin(self.inner.call(request));
         }
         let reads = speaks != Speaks::Grpc || READS.contains(&request.uri().path());
@@ -208,7 +208,7 @@ where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
 {
     let (mut turn, speaks) = (None, Speaks::of(&request));
-    if !peer.trusted {
+    if !peer.administrator {
         match turns.take(peer.uid).await {
             Ok(taken) => turn = Some(taken),
             Err(busy) => return Ok(speaks.refusal(Status::resource_exhausted(busy.to_string()))),

@@ -1,9 +1,9 @@
 //! gRPC service of health: the files that are unavailable or lack copies, the repairs in progress, and scrubs.
 
 use crate::access::Access;
-use crate::array::Array;
-use crate::array::conditions::Presence;
 use crate::clock;
+use crate::cluster::Cluster;
+use crate::cluster::conditions::Presence;
 use crate::names::burst::sum_of;
 use crate::names::commit::Database;
 use crate::names::copies::{COMING, CURRENT};
@@ -30,11 +30,11 @@ const PAGE: u32 = 1000;
 #[derive(Clone, Debug)]
 pub(crate) struct HealthService {
     pub(crate) names: Arc<SqliteNames>,
-    pub(crate) array: Arc<Array>,
+    pub(crate) cluster: Arc<Cluster>,
     pub(crate) access: Arc<Access>,
 }
 
-/// Nodes that answer, and nodes that were removed from the array.
+/// Nodes that answer, and nodes that were removed from the cluster.
 struct Known {
     presence: Presence,
     removed: BTreeSet<u32>,
@@ -47,7 +47,7 @@ impl HealthService {
 
     /// Returns the nodes that are to scrub: all nodes that store data, or the named one.
     fn nodes(&self, named: Option<u32>) -> Result<Vec<v1::Node>, Status> {
-        let mut nodes = self.array.nodes();
+        let mut nodes = self.cluster.nodes();
         nodes.retain(|one| match named {
             Some(named) => one.node == named,
             None => one.role == "store",
@@ -67,11 +67,11 @@ impl v1::health_server::Health for HealthService {
         &self,
         request: Request<v1::HealthRequest>,
     ) -> Result<Response<v1::HealthReply>, Status> {
-        let trusted = self.access.peer(&request)?.trusted;
+        let administrator = self.access.peer(&request)?.administrator;
         let request = request.into_inner();
         let (database, shared) = (self.database().clone(), self.names.shared().clone());
         let known = Known {
-            presence: self.array.presence(),
+            presence: self.cluster.presence(),
             removed: shared.leaving.removed(),
         };
         let look = move || database.read(|db| show(db, &shared, &request, &known));
@@ -79,7 +79,7 @@ impl v1::health_server::Health for HealthService {
         let mut reply = looked
             .map_err(|_| refused(&Fault::Closed))?
             .map_err(|fault| refused(&fault))?;
-        if !trusted {
+        if !administrator {
             reply.ailing.clear();
         }
         Ok(Response::new(reply))
@@ -89,7 +89,7 @@ impl v1::health_server::Health for HealthService {
         &self,
         request: Request<v1::ScrubRequest>,
     ) -> Result<Response<v1::ScrubReply>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         let v1::ScrubRequest { path, node } = request.into_inner();
         let nodes = self.nodes(node)?;
         let now = clock::now_ns();
@@ -110,7 +110,7 @@ impl v1::health_server::Health for HealthService {
             reading = lists.keys().copied().collect();
             scrub::ask_for(self.database(), lists.into_iter().collect(), now).await
         };
-        let up: BTreeSet<u32> = self.array.up().into_iter().collect();
+        let up: BTreeSet<u32> = self.cluster.up().into_iter().collect();
         Ok(Response::new(v1::ScrubReply {
             request: asked.map_err(|fault| refused(&fault))?,
             away: reading.difference(&up).copied().collect(),
@@ -123,7 +123,7 @@ impl v1::health_server::Health for HealthService {
         &self,
         request: Request<v1::ScrubsRequest>,
     ) -> Result<Response<v1::ScrubsReply>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         let request = request.into_inner().request;
         let look = |db: &Connection| {
             Ok(v1::ScrubsReply {
@@ -340,7 +340,7 @@ fn lost(db: &Connection, known: &Known, after: u64, limit: u32) -> Result<Vec<v1
         false => gone.clone(),
     };
     let sql = format!(
-        "SELECT object, path, size, {HOLDERS}, iif({gone}, 'its nodes were taken out of the array', \
+        "SELECT object, path, size, {HOLDERS}, iif({gone}, 'its nodes were taken out of the cluster', \
          'its nodes do not answer'), 0 FROM held \
          WHERE object > ?1 AND removed = 0 AND {lost} ORDER BY object LIMIT ?2"
     );

@@ -1,17 +1,17 @@
-//! The server of an array: names, jobs, the dispatcher's driver, lineage.
+//! The server of a cluster: names, jobs, the dispatcher's driver, lineage.
 //!
-//! [`Server::start`] opens the array's folder and serves the control protocol on a Unix socket and a TCP address. Bytes of files pass
+//! [`Server::start`] opens the cluster's directory and serves the control protocol on a Unix socket and a TCP address. Bytes of files pass
 //! through the server to a client only for files by URL (`files`).
 
 mod access;
-mod array;
-mod array_service;
 mod arrivals;
-mod authority;
 mod bound;
 mod bridges;
+mod ca;
 mod check;
 mod clock;
+mod cluster;
+mod cluster_service;
 mod conditions;
 mod copies;
 mod damage;

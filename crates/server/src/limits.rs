@@ -1,4 +1,4 @@
-//! Limits that an administrator sets for each user. They do not apply to root and to daemons of the array.
+//! Limits that an administrator sets for each user. They do not apply to root and to daemons of the cluster.
 
 use parking_lot::RwLock;
 

@@ -290,7 +290,7 @@ fn answer(
         versions: seen.into_values().collect(),
         runs,
         cut: walked.cut.unwrap_or_default(),
-        array: crate::names::array_id(tx.db)?,
+        cluster: crate::names::cluster_id(tx.db)?,
     })
 }
 
@@ -374,7 +374,7 @@ pub(crate) fn summary(tx: &Tx<'_>, object: u64) -> Result<String, Fault> {
             "task": run.task, "job": run.job, "job_name": run.job_name, "name": run.name,
             "kernel": run.kernel, "kernel_hash": run.kernel_hash, "args": run.args,
             "surroundings": run.surroundings.as_ref().map(|one| serde_json::json!({
-                "environment": one.environment, "path": one.path, "folders": one.folders
+                "environment": one.environment, "path": one.path, "directories": one.directories
             })),
             "node": run.node, "uid": run.uid, "start": run.start, "end": run.end,
             "reused_task": (run.reused_task != 0).then_some(run.reused_task),

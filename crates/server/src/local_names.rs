@@ -58,7 +58,7 @@ struct Held {
 impl LocalNames {
     /// Begins to serve.
     pub(crate) fn start(path: &Path, recalls: Recalls, access: Arc<Access>) -> io::Result<Self> {
-        // This process holds the folder's lock, so an existing socket file was left by a server that has ended.
+        // This process holds the directory's lock, so an existing socket file was left by a server that has ended.
         let _ = std::fs::remove_file(path);
         let listener = Arc::new(UnixListener::bind(Short::of(path)?)?);
         // Every user may connect: the server knows the user of each connection.
@@ -99,7 +99,7 @@ impl Drop for LocalNames {
 fn has_room(open: &BTreeMap<u64, Held>, peer: &Peer) -> bool {
     let users = || open.values().filter_map(|held| held.user);
     open.len() < CONNECTIONS_MAX
-        && (peer.trusted
+        && (peer.administrator
             || (users().count() < USERS_MAX
                 && users().filter(|uid| *uid == peer.uid).count() < EACH_MAX))
 }
@@ -141,7 +141,7 @@ impl Service {
             }
             let held = Held {
                 stream: stream.try_clone()?,
-                user: (!peer.trusted).then_some(peer.uid),
+                user: (!peer.administrator).then_some(peer.uid),
             };
             open.insert(number, held);
         }
@@ -195,7 +195,7 @@ impl Service {
             return Ok(());
         }
         let mut bytes_max = USER_MESSAGE_BYTES_MAX;
-        if peer.trusted {
+        if peer.administrator {
             // Mounts keep idle connections.
             input.get_mut().set_read_timeout(None)?;
             bytes_max = MESSAGE_BYTES_MAX;

@@ -2,8 +2,8 @@
 //! ([`crate::moves`]). Next: the dispatcher's driver in `server/src/jobs`, which carries them out.
 
 use crate::access::Access;
-use crate::array::Array;
 use crate::clock;
+use crate::cluster::Cluster;
 use crate::elastic::manager::Manager;
 use crate::jobs::Incoming;
 use crate::moves::{self, Member, Refusal, balance, files, labels, promises};
@@ -27,7 +27,7 @@ use tonic::{Request, Response, Status};
 pub(crate) struct Mover {
     database: Arc<Database>,
     shared: Arc<Shared>,
-    array: Arc<Array>,
+    cluster: Arc<Cluster>,
     driver: Sender<Incoming>,
     /// Labels without a job that nodes have begun.
     running: Arc<Mutex<BTreeSet<LabelId>>>,
@@ -75,14 +75,14 @@ impl From<Refusal> for Status {
 impl Mover {
     pub(crate) fn new(
         names: &SqliteNames,
-        array: &Arc<Array>,
+        cluster: &Arc<Cluster>,
         driver: &Sender<Incoming>,
         running: Arc<Mutex<BTreeSet<LabelId>>>,
     ) -> Self {
         Self {
             database: names.database().clone(),
             shared: names.shared().clone(),
-            array: array.clone(),
+            cluster: cluster.clone(),
             driver: driver.clone(),
             running,
         }
@@ -95,7 +95,7 @@ impl Mover {
         + Send
         + 'static,
     ) -> Result<T, Status> {
-        let (shared, members) = (self.shared.clone(), self.array.members());
+        let (shared, members) = (self.shared.clone(), self.cluster.members());
         let written = self
             .database
             .write(move |db| work(db, &shared, &members))
@@ -105,7 +105,7 @@ impl Mover {
             let loaded = self.database.read(|db| self.shared.leaving.load(db));
             loaded.map_err(|fault| refused(&fault))?;
         }
-        self.array.refresh();
+        self.cluster.refresh();
         // The driver only stops when the server shuts down.
         let _ = self.driver.send(Incoming::Moves);
         Ok(written.map_err(|fault| refused(&fault))??)
@@ -137,13 +137,13 @@ impl Mover {
 
     /// Marks the nodes that are offline and make no progress now.
     fn mark_away(&self, drains: &mut [v1::Drain]) {
-        let away = self.array.gone(std::time::Duration::ZERO);
+        let away = self.cluster.gone(std::time::Duration::ZERO);
         for drain in drains {
             drain.away = away.contains(&drain.node);
         }
     }
 
-    /// Removes a node from the array.
+    /// Removes a node from the cluster.
     pub(crate) async fn remove(
         &self,
         request: v1::RemoveNodeRequest,
@@ -154,7 +154,7 @@ impl Mover {
             moves::remove(db, shared, (node, members), (lose, now))
         });
         let files_lost = removed.await?;
-        self.array.forget(node);
+        self.cluster.forget(node);
         Ok(v1::RemoveNodeReply { files_lost })
     }
 
@@ -164,7 +164,7 @@ impl Mover {
         caller: Caller,
         request: v1::MoveRequest,
     ) -> Result<v1::MoveReply, Status> {
-        let sites = self.array.sites();
+        let sites = self.cluster.sites();
         let now = clock::now_ns();
         self.write(move |db, shared, members| {
             let tx = Tx::new(db, shared, &caller, 0, now);
@@ -197,7 +197,7 @@ impl Mover {
         caller: Caller,
         request: v1::StageRequest,
     ) -> Result<v1::StageReply, Status> {
-        let sites = self.array.sites();
+        let sites = self.cluster.sites();
         let now = clock::now_ns();
         self.write(move |db, shared, members| {
             let tx = Tx::new(db, shared, &caller, 0, now);
@@ -215,7 +215,7 @@ impl Mover {
         caller: Caller,
         request: v1::PromiseRequest,
     ) -> Result<v1::Promise, Status> {
-        let sites = self.array.sites();
+        let sites = self.cluster.sites();
         let now = clock::now_ns();
         self.write(move |db, shared, members| {
             let tx = Tx::new(db, shared, &caller, 0, now);
@@ -257,7 +257,7 @@ impl Mover {
                 format!("{within} is no percentage of what a node could hold: give 1 to 100");
             return Err(Status::invalid_argument(text));
         }
-        let sites = self.array.sites();
+        let sites = self.cluster.sites();
         let plan = self
             .database
             .read(|db| balance::Rebalance::plan(db, &sites, within));
@@ -303,7 +303,7 @@ impl v1::places_server::Places for PlaceService {
         &self,
         request: Request<v1::DrainRequest>,
     ) -> Result<Response<v1::Drain>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         let drain = self.mover.drain(request.into_inner()).await?;
         Ok(Response::new(drain))
     }
@@ -312,7 +312,7 @@ impl v1::places_server::Places for PlaceService {
         &self,
         request: Request<v1::RemoveNodeRequest>,
     ) -> Result<Response<v1::RemoveNodeReply>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         let removed = self.mover.remove(request.into_inner()).await?;
         Ok(Response::new(removed))
     }
@@ -321,7 +321,7 @@ impl v1::places_server::Places for PlaceService {
         &self,
         request: Request<v1::SleepRequest>,
     ) -> Result<Response<v1::SleepReply>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         let done = self.manager.suspend(request.into_inner().node).await;
         Ok(Response::new(told(done)))
     }
@@ -330,7 +330,7 @@ impl v1::places_server::Places for PlaceService {
         &self,
         request: Request<v1::SleepRequest>,
     ) -> Result<Response<v1::SleepReply>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         let done = self.manager.wake_now(request.into_inner().node).await;
         Ok(Response::new(told(done)))
     }
@@ -405,7 +405,7 @@ impl v1::places_server::Places for PlaceService {
         &self,
         request: Request<v1::RebalanceRequest>,
     ) -> Result<Response<v1::RebalanceReply>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         let planned = self.mover.rebalance(request.into_inner()).await?;
         Ok(Response::new(planned))
     }
@@ -414,7 +414,7 @@ impl v1::places_server::Places for PlaceService {
         &self,
         request: Request<v1::MovesRequest>,
     ) -> Result<Response<v1::MovesReply>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         Ok(Response::new(self.mover.moves()?))
     }
 }

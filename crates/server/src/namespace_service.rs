@@ -97,7 +97,7 @@ impl v1::names_server::Names for NamespaceService {
         &self,
         request: Request<v1::WatchRequest>,
     ) -> Result<Response<Invalidations>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         let watched = watch(
             &*self.names,
             &self.recalls,

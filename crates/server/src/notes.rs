@@ -5,7 +5,7 @@
 //! background, one batch per node at a time: it reads, numbers and sends them, and removes them when the node has stored them. A
 //! row that was changed in the meantime stays.
 
-use crate::array::Array;
+use crate::cluster::Cluster;
 use crate::names::Fault;
 use crate::names::commit::Database;
 use crate::names::notes::{self, Batch};
@@ -47,18 +47,18 @@ struct Sent {
 }
 
 /// Sends notes to nodes as long as the server runs.
-pub(crate) async fn run(database: Arc<Database>, array: Arc<Array>) {
+pub(crate) async fn run(database: Arc<Database>, cluster: Arc<Cluster>) {
     let mut sent = BTreeMap::new();
     loop {
-        let pause = tokio::time::timeout(PERIOD, array.noted().news.notified());
+        let pause = tokio::time::timeout(PERIOD, cluster.noted().news.notified());
         if pause.await.is_err() {
             // Rows for all nodes are spread here, so that a busy namespace collects many first.
             if let Err(fault) = spread(&database).await {
                 fault.put_off("notes about names are put off");
             }
         }
-        for node in array.up() {
-            if let Err(fault) = one_node(&database, &array, node, &mut sent).await {
+        for node in cluster.up() {
+            if let Err(fault) = one_node(&database, &cluster, node, &mut sent).await {
                 fault.put_off("notes about names are put off");
             }
         }
@@ -74,15 +74,15 @@ async fn spread(database: &Database) -> Result<(), Fault> {
 
 async fn one_node(
     database: &Database,
-    array: &Array,
+    cluster: &Cluster,
     node: u32,
     sent: &mut BTreeMap<u32, Sent>,
 ) -> Result<(), Fault> {
-    let Some(epoch) = array.epoch(node) else {
+    let Some(epoch) = cluster.epoch(node) else {
         return Ok(());
     };
     let done = match sent.remove(&node) {
-        Some(before) if array.noted().has(&before, node) => before.batch.rows,
+        Some(before) if cluster.noted().has(&before, node) => before.batch.rows,
         Some(before) if before.epoch == epoch => {
             sent.insert(node, before);
             return Ok(());
@@ -100,7 +100,7 @@ async fn one_node(
     let Some((batch, notes)) = database.write(next).await? else {
         return Ok(());
     };
-    if array.send(node, To::Notes(v1::NameNotes { notes })) {
+    if cluster.send(node, To::Notes(v1::NameNotes { notes })) {
         sent.insert(node, Sent { epoch, batch });
     }
     Ok(())

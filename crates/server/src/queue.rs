@@ -281,16 +281,16 @@ mod tests {
         assert_eq!(again.unwrap(), None);
     }
 
-    fn database(folder: &std::path::Path) -> Arc<Database> {
-        let opened = Database::open(&folder.join("server.db"), |_| Ok(()));
+    fn database(directory: &std::path::Path) -> Arc<Database> {
+        let opened = Database::open(&directory.join("server.db"), |_| Ok(()));
         Arc::new(opened.unwrap().0)
     }
 
     #[test]
     fn both_queues_redeliver_label_until_acknowledged() {
         for own in [true, false] {
-            let folder = tempfile::tempdir().unwrap();
-            let database = database(folder.path());
+            let directory = tempfile::tempdir().unwrap();
+            let database = database(directory.path());
             if own {
                 delivers(&Journal::new(database.clone()), &database);
             } else {
@@ -342,20 +342,20 @@ mod tests {
     #[test]
     #[ignore = "prints figures, which are of no use without --release"]
     fn figures() {
-        let folder = tempfile::tempdir().unwrap();
-        let journal = database(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let journal = database(directory.path());
         let journal = labels_per_second(&Journal::new(journal.clone()), &journal);
         eprintln!("journal: {journal} labels/s");
         for replicas in [1, 3] {
             let Some(broker) = broker::Broker::start(replicas, require::tell) else {
                 return;
             };
-            let folder = tempfile::tempdir().unwrap();
+            let directory = tempfile::tempdir().unwrap();
             let address = format!("{}?replicas={replicas}", broker.url())
                 .parse()
                 .unwrap();
             let nats = Nats::start(address, 3, &[1; 32]).unwrap();
-            let rate = labels_per_second(&nats, &database(folder.path()));
+            let rate = labels_per_second(&nats, &database(directory.path()));
             eprintln!("NATS, {replicas} replicas: {rate} labels/s");
         }
     }
@@ -366,8 +366,8 @@ mod tests {
         let Some(broker) = broker::Broker::start(1, require::tell) else {
             return;
         };
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let nats = Nats::start(broker.url().parse().unwrap(), 3, &[1; 32]).unwrap();
-        delivers(&nats, &database(folder.path()));
+        delivers(&nats, &database(directory.path()));
     }
 }

@@ -338,7 +338,7 @@ impl Recalls {
         else {
             return None;
         };
-        if !request.caller.trusted {
+        if !request.caller.administrator {
             return Some(Err(Fault::Malformed("only mounts answer questions")));
         }
         if let Some(waiting) = self.0.questions.lock().remove(&answer.question) {
@@ -649,8 +649,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn recall_lists_any_number_of_unsettled_files() {
         let count = 1030;
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         names.add_node(NodeId(3));
         let reserved = names
             .database()

@@ -3,7 +3,7 @@
 //! label has succeeded. A second removal is no error, and an object that could not be removed becomes part of a label again. Next:
 //! `server/src/jobs`, whose driver creates the labels.
 
-use crate::array::Array;
+use crate::cluster::Cluster;
 use crate::jobs::Incoming;
 use crate::jobs::store::json;
 use crate::names::commit::Database;
@@ -47,13 +47,13 @@ impl Garbage {
     }
 
     /// Makes the driver create labels as long as the server runs.
-    pub(crate) async fn watch(self, array: Arc<Array>, driver: Sender<Incoming>) {
+    pub(crate) async fn watch(self, cluster: Arc<Cluster>, driver: Sender<Incoming>) {
         loop {
             tokio::time::sleep(PERIOD).await;
             if let Err(fault) = self.let_go().await {
                 fault.put_off("parts of versions that nobody uses stay for now");
             }
-            let due = array.up().into_iter().any(|node| {
+            let due = cluster.up().into_iter().any(|node| {
                 let due = self.due(node, ObjectId(0));
                 due.is_ok_and(|due| !due.is_empty())
             });

@@ -5,8 +5,8 @@
 //! creates labels for it with a few hundred objects each, and few at a time. A row and its labels change in one transaction, so a restart
 //! finds the remaining work. All objects of each node are also read regularly.
 
-use crate::array::Array;
 use crate::clock;
+use crate::cluster::Cluster;
 use crate::damage;
 use crate::jobs::Incoming;
 use crate::names::Fault;
@@ -297,7 +297,7 @@ fn is_due(db: &Connection, nodes: &[u32], every: Duration, now: i64) -> Result<b
 /// Makes the driver look for work as long as the server runs. With `every`, all objects of each node are read once in that interval.
 pub(crate) async fn watch(
     database: Arc<Database>,
-    array: Arc<Array>,
+    cluster: Arc<Cluster>,
     every: Option<Duration>,
     driver: Sender<Incoming>,
 ) {
@@ -307,7 +307,7 @@ pub(crate) async fn watch(
     loop {
         tokio::time::sleep(PERIOD).await;
         if let Some(every) = every {
-            let (nodes, now) = (array.scrubbing(), clock::now_ns());
+            let (nodes, now) = (cluster.scrubbing(), clock::now_ns());
             let due = database.read(|db| is_due(db, &nodes, every, now));
             if due.unwrap_or(false) {
                 let begin = move |db: &Connection| begin(db, &nodes, every, now);

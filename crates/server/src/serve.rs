@@ -1,13 +1,13 @@
-//! Start and shutdown of a server. This module opens the server's folder, database and sockets, and starts the threads and tasks of the
+//! Start and shutdown of a server. This module opens the server's directory, database and sockets, and starts the threads and tasks of the
 //! other modules.
 
 use crate::access::Access;
-use crate::array::{Array, Settings};
-use crate::array_service::ArrayService;
 use crate::arrivals::ArrivalService;
-use crate::authority::{Authority, AuthorityError};
 use crate::bridges::BridgeService;
+use crate::ca::{Ca, CaError};
 use crate::check::Check;
+use crate::cluster::{Cluster, Settings};
+use crate::cluster_service::ClusterService;
 use crate::conditions::Conditions;
 use crate::elastic::Elastic;
 use crate::elastic::manager::Manager;
@@ -60,9 +60,9 @@ use tidemill_core::burst;
 use tidemill_core::copies::Wanted;
 use tidemill_wire::MESSAGE_BYTES_MAX;
 use tidemill_wire::local::Short;
-use tidemill_wire::v1::array_server::ArrayServer;
 use tidemill_wire::v1::arrivals_server::ArrivalsServer;
 use tidemill_wire::v1::bridges_server::BridgesServer;
+use tidemill_wire::v1::cluster_server::ClusterServer;
 use tidemill_wire::v1::find_server::FindServer;
 use tidemill_wire::v1::health_server::HealthServer;
 use tidemill_wire::v1::jobs_server::JobsServer;
@@ -83,7 +83,7 @@ const CONNECTIONS_BY_TCP_EACH_MAX: usize = 128;
 /// Interval within which changes of names reach waiting jobs together.
 const COALESCE: Duration = Duration::from_millis(5);
 
-/// Time limit for the process that holds the folder to end.
+/// Time limit for the process that holds the directory to end.
 const ENDING: Duration = Duration::from_secs(1);
 
 /// Default rate of copying between nodes for repairs and moves, in bytes per second: twice the rate of a link of 1 Gbit/s.
@@ -92,11 +92,11 @@ pub const MOVE_BYTES_PER_SEC: u64 = 250_000_000;
 /// Settings of a server.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Folder of the server: database, token, socket. The server creates it if it is missing.
+    /// Directory of the server: database, token, socket. The server creates it if it is missing.
     pub dir: PathBuf,
     /// TCP address to listen on. Port 0 selects a free port.
     pub listen: SocketAddr,
-    /// Path of the Unix socket; `None` for `server.sock` in the folder.
+    /// Path of the Unix socket; `None` for `server.sock` in the directory.
     pub socket: Option<PathBuf>,
     /// Whether TCP connections to the server and to its nodes use TLS.
     pub tls: bool,
@@ -112,13 +112,13 @@ pub struct Config {
     pub keep_jobs: Option<Duration>,
     /// Assumed rate at which nodes pull from each other if they report none, in bytes per second.
     pub link_bytes_per_sec: u64,
-    /// Wanted number of copies of versions for which no folder sets a number.
+    /// Wanted number of copies of versions for which no directory sets a number.
     pub copies: Wanted,
     /// Time for which a node may be offline before its copies are recreated on other nodes.
     pub repair_after: Duration,
     /// Interval in which all objects of each node are read and compared with their hashes; `None`: only on request.
     pub scrub_every: Option<Duration>,
-    /// Rate limit of recreated copies and of moves in the whole array, in bytes per second; 0 for no limit.
+    /// Rate limit of recreated copies and of moves in the whole cluster, in bytes per second; 0 for no limit.
     pub move_bytes_per_sec: u64,
     /// Place where labels wait for their nodes.
     pub queue: Place,
@@ -164,10 +164,10 @@ impl Config {
 /// Reason why a server can't be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A file or folder of the server can't be used.
+    /// A file or directory of the server can't be used.
     #[error("{path}: {source}")]
     File {
-        /// Path of the file or folder.
+        /// Path of the file or directory.
         path: String,
         /// Error of the system.
         source: std::io::Error,
@@ -180,15 +180,15 @@ pub enum StartError {
         /// Error of the system.
         source: std::io::Error,
     },
-    /// The array's authority can't be used.
+    /// The cluster's CA can't be used.
     #[error("{path}: {reason}")]
-    Authority {
-        /// File of the authority.
+    Ca {
+        /// File of the CA.
         path: String,
         /// Reason of the failure.
-        reason: AuthorityError,
+        reason: CaError,
     },
-    /// The array's token can't be used.
+    /// The cluster's token can't be used.
     #[error(transparent)]
     Token(#[from] CredentialError),
     /// The other tokens can't be used.
@@ -197,8 +197,8 @@ pub enum StartError {
     /// The server's own certificate can't be used.
     #[error(transparent)]
     Tls(#[from] Problem),
-    /// Another server uses the folder.
-    #[error("{0}: another server runs in this folder; stop it first")]
+    /// Another server uses the directory.
+    #[error("{0}: another server runs in this directory; stop it first")]
     InUse(String),
     /// The database can't be opened.
     #[error(transparent)]
@@ -238,10 +238,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Opens the folder and begins to serve.
+    /// Opens the directory and begins to serve.
     ///
     /// # Errors
-    /// If the folder, its database, the socket or the address can't be used.
+    /// If the directory, its database, the socket or the address can't be used.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         // The server has a runtime of its own, so that no task of the server outlives it. Ending only the tasks that accept connections
         // would leave the tasks that serve them.
@@ -266,46 +266,46 @@ impl Server {
     async fn begin(config: Config) -> Result<Self, StartError> {
         let dir = config.dir.clone();
         let lock = prepare(&dir)?;
-        let (authority, identity) = open_authority(&dir.join("authority.pem"), &config)?;
-        let trust = Trust::new(authority.der())?;
+        let (ca, identity) = open_ca(&dir.join("ca.pem"), &config)?;
+        let trust = Trust::new(ca.der())?;
         let identity = config.tls.then_some(identity);
-        let access = open_access(&dir, &authority)?;
+        let access = open_access(&dir, &ca)?;
         let owner = own_user();
         let database = dir.join("server.db");
         let names = tokio::task::spawn_blocking(move || SqliteNames::open(&database, owner));
         let names = Arc::new(names.await.map_err(|_| Fault::Closed)??);
-        names.keep_kernels_folder(owner).await?;
+        names.keep_kernels_directory(owner).await?;
         tell(&names, &config);
-        let settings = settings(&names, &config, &authority)?;
+        let settings = settings(&names, &config, &ca)?;
         let (driver, incoming) = std::sync::mpsc::channel();
-        let array = Arc::new(Array::new(&names, settings, driver.clone())?);
-        array.read_by(Objects::new(Some(&trust)));
+        let cluster = Arc::new(Cluster::new(&names, settings, driver.clone())?);
+        cluster.read_by(Objects::new(Some(&trust)));
         let signals = Signals::default();
         let told = (driver.clone(), incoming);
-        let worker = start_driver(&names, &array, &signals, Decides::of(&config), told).await?;
-        array.expect_known();
+        let worker = start_driver(&names, &cluster, &signals, Decides::of(&config), told).await?;
+        cluster.expect_known();
         // Files that jobs wait for may have appeared while the server was down.
         let _ = driver.send(Incoming::NamesChanged);
-        let manager = Manager::start(&names, &array, config.elastic.clone());
+        let manager = Manager::start(&names, &cluster, config.elastic.clone());
         let sessions = Sessions::new(config.mount_timeout);
         let locks = Locks::new(names.clone(), sessions.clone())?;
-        let ends = Ends::new(names.clone(), &locks, &array, &sessions, &trust);
+        let ends = Ends::new(names.clone(), &locks, &cluster, &sessions, &trust);
         let recalls = Recalls::new(names.clone(), locks);
-        let files = Files::new(&names, &recalls, &access, &array, &trust);
+        let files = Files::new(&names, &recalls, &access, &cluster, &trust);
         let parts = Parts {
-            firer: Firer::start((&names, &recalls, &array), Some(&files), &driver),
+            firer: Firer::start((&names, &recalls, &cluster), Some(&files), &driver),
             files,
             names: names.clone(),
             recalls: recalls.clone(),
-            array: array.clone(),
+            cluster: cluster.clone(),
             access: access.clone(),
             driver: driver.clone(),
             signals: signals.clone(),
-            conditions: Conditions::start((&names, &array, &ends), &signals),
+            conditions: Conditions::start((&names, &cluster, &ends), &signals),
             sessions,
             ends: ends.clone(),
-            check: Check::new(names.clone(), array.clone(), &trust),
-            mover: Mover::new(&names, &array, &driver, signals.running.clone()),
+            check: Check::new(names.clone(), cluster.clone(), &trust),
+            mover: Mover::new(&names, &cluster, &driver, signals.running.clone()),
             manager: manager.clone(),
         };
         let routes = parts.routes(hosts(&config), config.default_policy);
@@ -314,7 +314,7 @@ impl Server {
         let local = start_local(&socket, recalls, access)?;
         keep_up(
             (&names, config.keep_jobs),
-            array,
+            cluster,
             ends,
             (signals, driver.clone()),
         );
@@ -344,7 +344,7 @@ impl Server {
         &self.socket
     }
 
-    /// Returns the path of the file with the array's token.
+    /// Returns the path of the file with the cluster's token.
     #[must_use]
     pub fn token_file(&self) -> &Path {
         &self.token
@@ -378,24 +378,20 @@ impl Drop for Server {
     }
 }
 
-fn settings(
-    names: &SqliteNames,
-    config: &Config,
-    authority: &Arc<Authority>,
-) -> Result<Settings, StartError> {
+fn settings(names: &SqliteNames, config: &Config, ca: &Arc<Ca>) -> Result<Settings, StartError> {
     Ok(Settings {
-        array_id: names.database().read(names::array_id)?,
+        cluster_id: names.database().read(names::cluster_id)?,
         node_timeout: config.node_timeout,
         link_bytes_per_sec: config.link_bytes_per_sec,
         tls: config.tls,
-        authority: authority.clone(),
+        ca: ca.clone(),
     })
 }
 
 /// Starts the background tasks of the server, which run as long as the server.
 fn keep_up(
     (names, keep_jobs): (&Arc<SqliteNames>, Option<Duration>),
-    array: Arc<Array>,
+    cluster: Arc<Cluster>,
     ends: Arc<Ends>,
     (signals, driver): (Signals, Sender<Incoming>),
 ) {
@@ -404,9 +400,9 @@ fn keep_up(
     }
     let teller = names.teller().clone();
     tokio::spawn(forward_changes(teller, signals, driver));
-    tokio::spawn(notes::run(names.database().clone(), array.clone()));
-    tokio::spawn(lent::run(names.shared().clone(), array.clone()));
-    tokio::spawn(rooms::channels::run(names.clone(), array));
+    tokio::spawn(notes::run(names.database().clone(), cluster.clone()));
+    tokio::spawn(lent::run(names.shared().clone(), cluster.clone()));
+    tokio::spawn(rooms::channels::run(names.clone(), cluster));
     tokio::spawn(ends.run());
     tokio::spawn(expiry::run(names.clone()));
     tokio::spawn(rooms::run(names.clone()));
@@ -447,7 +443,7 @@ impl Decides {
 /// Starts the driver. It reads unfinished jobs first, which may take a while, and then runs on a thread of its own.
 async fn start_driver(
     names: &Arc<SqliteNames>,
-    array: &Arc<Array>,
+    cluster: &Arc<Cluster>,
     signals: &Signals,
     decides: Decides,
     (driver, incoming): (Sender<Incoming>, std::sync::mpsc::Receiver<Incoming>),
@@ -459,18 +455,18 @@ async fn start_driver(
         queue,
     } = decides;
     tidemill_core::policy::by_name(&policy, 0)?;
-    let (names, array, signals) = (names.clone(), array.clone(), signals.clone());
+    let (names, cluster, signals) = (names.clone(), cluster.clone(), signals.clone());
     let database = names.database().clone();
     let garbage = Garbage::new(database.clone(), names.shared().clone());
-    tokio::spawn(garbage.clone().watch(array.clone(), driver.clone()));
-    let watched = |driver: &Sender<Incoming>| (database.clone(), array.clone(), driver.clone());
+    tokio::spawn(garbage.clone().watch(cluster.clone(), driver.clone()));
+    let watched = |driver: &Sender<Incoming>| (database.clone(), cluster.clone(), driver.clone());
     let (of, on, told) = watched(&driver);
     tokio::spawn(copies::watch(of, on, mending.after, told));
     let (of, on, told) = watched(&driver);
     tokio::spawn(scrub::watch(of, on, scrub_every, told));
     let queue = open_queue(queue, &names)?;
     let made = tokio::task::spawn_blocking(move || {
-        Driver::new(names, array, queue, garbage, signals, (&policy, mending))
+        Driver::new(names, cluster, queue, garbage, signals, (&policy, mending))
     });
     let driver = made.await.map_err(|_| Fault::Closed)??;
     Ok(std::thread::spawn(move || driver.run(incoming)))
@@ -482,8 +478,8 @@ fn open_queue(place: Place, names: &Arc<SqliteNames>) -> Result<Arc<dyn Queue>, 
         Place::Given(queue) => queue,
         #[cfg(feature = "nats")]
         Place::Nats(address) => {
-            let array = names.database().read(names::array_id)?;
-            let queue = Nats::start(address, array, names.shared().key().as_bytes());
+            let cluster = names.database().read(names::cluster_id)?;
+            let queue = Nats::start(address, cluster, names.shared().key().as_bytes());
             Arc::new(queue.map_err(StartError::Queue)?)
         }
         #[cfg(not(feature = "nats"))]
@@ -495,7 +491,7 @@ fn open_queue(place: Place, names: &Arc<SqliteNames>) -> Result<Arc<dyn Queue>, 
 struct Parts {
     names: Arc<SqliteNames>,
     recalls: Recalls,
-    array: Arc<Array>,
+    cluster: Arc<Cluster>,
     access: Arc<Access>,
     driver: Sender<Incoming>,
     signals: Signals,
@@ -521,30 +517,30 @@ impl Parts {
         let jobs = JobService {
             names: self.names.clone(),
             recalls: self.recalls.clone(),
-            array: self.array.clone(),
+            cluster: self.cluster.clone(),
             access: self.access.clone(),
             driver: self.driver,
             signals: self.signals,
             submissions: Arc::new(Turns::new(1)),
         };
         let lineage = lineage(self.names, &self.access);
-        let (rooms, arrivals) = waits(&jobs.names, &self.access, &self.array);
+        let (rooms, arrivals) = waits(&jobs.names, &self.access, &self.cluster);
         let tokens = TokenService {
             access: self.access.clone(),
-            authority: self.array.authority().clone(),
+            ca: self.cluster.ca().clone(),
         };
         let bridges = bridges(&jobs.names, &self.access);
         let health = HealthService {
             names: jobs.names.clone(),
-            array: self.array.clone(),
+            cluster: self.cluster.clone(),
             access: self.access.clone(),
         };
         let (firer, access) = (self.firer, self.access.clone());
         let rules = RuleService { firer, access };
         let find = FindService::start(&health.names, &self.access, &self.files);
         let places = PlaceService::new(self.mover, self.manager, self.recalls, self.access.clone());
-        let array = ArrayService {
-            array: self.array,
+        let cluster = ClusterService {
+            cluster: self.cluster,
             access: self.access,
             default_policy,
             policies: policies(),
@@ -562,7 +558,7 @@ impl Parts {
         let jobs = JobsServer::new(jobs)
             .max_decoding_message_size(max)
             .max_encoding_message_size(max);
-        let array = ArrayServer::new(array)
+        let cluster = ClusterServer::new(cluster)
             .max_decoding_message_size(max)
             .max_encoding_message_size(max);
         let routes = Routes::new(namespace)
@@ -576,7 +572,7 @@ impl Parts {
             .add_service(rooms)
             .add_service(arrivals)
             .add_service(RulesServer::new(rules).max_encoding_message_size(max))
-            .add_service(array);
+            .add_service(cluster);
         let reductions = Reductions::new(&self.files, hosts).routes();
         let routes = routes.into_axum_router().merge(reductions);
         routes.merge(self.files.routes()).into()
@@ -609,10 +605,10 @@ fn bridges(names: &Arc<SqliteNames>, access: &Arc<Access>) -> BridgesServer<Brid
 fn waits(
     names: &Arc<SqliteNames>,
     access: &Arc<Access>,
-    array: &Arc<Array>,
+    cluster: &Arc<Cluster>,
 ) -> (RoomsServer<RoomService>, ArrivalsServer<ArrivalService>) {
     (
-        RoomsServer::new(RoomService::new(names, access, array)),
+        RoomsServer::new(RoomService::new(names, access, cluster)),
         ArrivalsServer::new(ArrivalService::new(names, access)),
     )
 }
@@ -636,21 +632,21 @@ pub(crate) async fn forward_changes(teller: Teller, signals: Signals, driver: Se
     }
 }
 
-/// Opens the array's authority and the identity that it has signed for this server.
-fn open_authority(path: &Path, config: &Config) -> Result<(Arc<Authority>, Identity), StartError> {
-    let at = |reason| StartError::Authority {
+/// Opens the cluster's CA and the identity that it has signed for this server.
+fn open_ca(path: &Path, config: &Config) -> Result<(Arc<Ca>, Identity), StartError> {
+    let at = |reason| StartError::Ca {
         path: path.display().to_string(),
         reason,
     };
-    let authority = Authority::open(path).map_err(at)?;
-    let identity = authority.server(&hosts(config)).map_err(at)?;
-    Ok((Arc::new(authority), identity))
+    let ca = Ca::open(path).map_err(at)?;
+    let identity = ca.server(&hosts(config)).map_err(at)?;
+    Ok((Arc::new(ca), identity))
 }
 
-/// Opens the access rules: the array's token and the other tokens.
-fn open_access(dir: &Path, authority: &Authority) -> Result<Arc<Access>, StartError> {
+/// Opens the access rules: the cluster's token and the other tokens.
+fn open_access(dir: &Path, ca: &Ca) -> Result<Arc<Access>, StartError> {
     let tokens = Tokens::open(&dir.join("tokens"))?;
-    let access = Access::open(&dir.join("token"), authority, tokens)?;
+    let access = Access::open(&dir.join("token"), ca, tokens)?;
     Ok(Arc::new(access))
 }
 
@@ -660,7 +656,7 @@ fn own_user() -> (u32, u32) {
     (uid.as_raw(), gid.as_raw())
 }
 
-/// Returns the names by which programs without knowledge of arrays may reach the server.
+/// Returns the names by which programs without knowledge of clusters may reach the server.
 fn hosts(config: &Config) -> Vec<String> {
     let mut hosts = vec!["localhost".into(), "127.0.0.1".into(), "::1".into()];
     let address = config.listen.ip();
@@ -683,7 +679,7 @@ fn file(path: &Path, source: std::io::Error) -> StartError {
     }
 }
 
-/// Creates the folder with a private database file and locks it against a second server.
+/// Creates the directory with a private database file and locks it against a second server.
 fn prepare(dir: &Path) -> Result<std::fs::File, StartError> {
     std::fs::create_dir_all(dir).map_err(|source| file(dir, source))?;
     let lock = lock(dir)?;
@@ -694,7 +690,7 @@ fn prepare(dir: &Path) -> Result<std::fs::File, StartError> {
     Ok(lock)
 }
 
-/// Keeps every other server out of the folder for as long as the returned file is open. The function waits for a server that is ending
+/// Keeps every other server out of the directory for as long as the returned file is open. The function waits for a server that is ending
 /// now: a forked copy of its process, made to start a program, holds the lock for a moment longer.
 pub(crate) fn lock(dir: &Path) -> Result<std::fs::File, StartError> {
     let path = dir.join("server.lock");
@@ -736,7 +732,7 @@ async fn listen(
     };
     let tcp = TcpListener::bind(address).await.map_err(refused)?;
     let bound = tcp.local_addr().map_err(refused)?;
-    // This process holds the folder's lock, so an existing socket file was left by a server that has ended.
+    // This process holds the directory's lock, so an existing socket file was left by a server that has ended.
     let _ = std::fs::remove_file(socket);
     let short = Short::of(socket).map_err(|source| file(socket, source))?;
     let unix = UnixListener::bind(&short).map_err(|source| file(socket, source))?;

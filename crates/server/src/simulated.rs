@@ -1,11 +1,11 @@
-//! The server of a simulated array: names, jobs, driver, nodes and all background work, as in [`crate::Server`], but without
+//! The server of a simulated cluster: names, jobs, driver, nodes and all background work, as in [`crate::Server`], but without
 //! connections and threads, on one database connection, in virtual time and with random numbers from a seed.
 //!
 //! The server's timers run on a runtime of its own whose clock is moved by [`Simulated::advance`]. Time has a resolution of one
 //! millisecond. No other code of the server is duplicated here: the simulation calls the same functions as the services.
 
-use crate::array::{Array, Settings, outbox};
-use crate::authority::Authority;
+use crate::ca::Ca;
+use crate::cluster::{Cluster, Settings, outbox};
 use crate::elastic::Elastic;
 use crate::elastic::manager::Manager;
 use crate::jobs::asked::Programs;
@@ -18,7 +18,7 @@ use crate::locks::Locks;
 use crate::mover::Mover;
 use crate::names::rooms::Done;
 use crate::names::transaction::Tx;
-use crate::names::{Caller, Fault, Names, OpenError, Request, SqliteNames, Unfinished, array_id};
+use crate::names::{Caller, Fault, Names, OpenError, Request, SqliteNames, Unfinished, cluster_id};
 use crate::queue::{Journal, Queue};
 use crate::recall::Recalls;
 use crate::removal::Garbage;
@@ -174,7 +174,7 @@ pub struct Simulated {
     names: Arc<SqliteNames>,
     recalls: Recalls,
     sessions: Sessions,
-    array: Arc<Array>,
+    cluster: Arc<Cluster>,
     manager: Manager,
     driver: Driver,
     inbox: Inbox,
@@ -215,7 +215,7 @@ impl Simulated {
         };
         let (told, incoming) = std::sync::mpsc::channel();
         match Self::parts(&names, options, told.clone()) {
-            Ok((array, manager, driver)) => {
+            Ok((cluster, manager, driver)) => {
                 let started = tokio::time::Instant::now();
                 // Mounts of the simulation take no locks, so there are no locks to read.
                 let sessions = Sessions::new(Duration::MAX);
@@ -226,13 +226,13 @@ impl Simulated {
                 };
                 let recalls = Recalls::new(names.clone() as Arc<dyn Names>, locks);
                 // The firer runs on the runtime for as long as the runtime exists.
-                let firer = Firer::start((&names, &recalls, &array), None, &told);
+                let firer = Firer::start((&names, &recalls, &cluster), None, &told);
                 drop(entered);
                 Ok(Self {
                     names,
                     recalls,
                     sessions,
-                    array,
+                    cluster,
                     manager,
                     driver,
                     inbox: Inbox::new(incoming),
@@ -252,20 +252,20 @@ impl Simulated {
         names: &Arc<SqliteNames>,
         options: &Options,
         told: Sender<Incoming>,
-    ) -> Result<(Arc<Array>, Manager, Driver), Fault> {
+    ) -> Result<(Arc<Cluster>, Manager, Driver), Fault> {
         let settings = Settings {
-            array_id: names.database().read(array_id)?,
+            cluster_id: names.database().read(cluster_id)?,
             node_timeout: options.node_timeout,
             link_bytes_per_sec: 125_000_000,
             tls: false,
-            authority: authority(),
+            ca: ca(),
         };
         names.shared().set_copies(Wanted {
             copies: options.copies,
             now: false,
         });
         names.shared().bursts.set_limits(options.burst);
-        let array = Arc::new(Array::new(names, settings, told.clone())?);
+        let cluster = Arc::new(Cluster::new(names, settings, told.clone())?);
         let signals = Signals::default();
         let database = names.database().clone();
         let garbage = Garbage::new(database.clone(), names.shared().clone());
@@ -276,7 +276,7 @@ impl Simulated {
         let own = || Arc::new(Journal::new(database.clone())) as Arc<dyn Queue>;
         let driver = Driver::new(
             names.clone(),
-            array.clone(),
+            cluster.clone(),
             options.queue.clone().unwrap_or_else(own),
             garbage.clone(),
             signals.clone(),
@@ -287,22 +287,22 @@ impl Simulated {
             wake_limit: WAKE_LIMIT,
             ..Elastic::default()
         };
-        let manager = Manager::start(names, &array, elastic);
-        array.expect_known();
+        let manager = Manager::start(names, &cluster, elastic);
+        cluster.expect_known();
         let _ = told.send(Incoming::NamesChanged);
         let after = options.repair_after;
-        let copying = copies::watch(database.clone(), array.clone(), after, told.clone());
+        let copying = copies::watch(database.clone(), cluster.clone(), after, told.clone());
         tokio::spawn(copying);
         let every = Some(options.scrub_every);
-        let scrubbing = scrub::watch(database.clone(), array.clone(), every, told.clone());
+        let scrubbing = scrub::watch(database.clone(), cluster.clone(), every, told.clone());
         tokio::spawn(scrubbing);
-        tokio::spawn(notes::run(database, array.clone()));
-        tokio::spawn(garbage.watch(array.clone(), told.clone()));
+        tokio::spawn(notes::run(database, cluster.clone()));
+        tokio::spawn(garbage.watch(cluster.clone(), told.clone()));
         tokio::spawn(expiry::run(names.clone()));
         tokio::spawn(rooms::run(names.clone()));
         let teller = names.teller().clone();
         tokio::spawn(crate::serve::forward_changes(teller, signals, told));
-        Ok((array, manager, driver))
+        Ok((cluster, manager, driver))
     }
 
     /// Advances the time to `since_start` after the start, and runs the work that is due.
@@ -336,11 +336,11 @@ impl Simulated {
     /// Begins a node's stream.
     ///
     /// # Errors
-    /// If the array refuses the node.
+    /// If the cluster refuses the node.
     pub fn join(&self, hello: v1::Hello) -> Result<Link, String> {
         let _entered = self.runtime.enter();
         let (sender, outbox) = outbox();
-        let joined = self.array.join(hello, sender);
+        let joined = self.cluster.join(hello, sender);
         let (_, epoch, ended) = joined.map_err(|status| status.to_string())?;
         Ok(Link {
             epoch,
@@ -352,23 +352,23 @@ impl Simulated {
     /// Handles a message from a node.
     pub fn hear(&self, node: u32, epoch: u64, message: From) {
         let _entered = self.runtime.enter();
-        self.array.on_message(node, epoch, message);
+        self.cluster.on_message(node, epoch, message);
     }
 
     /// Ends a node's stream.
     pub fn leave(&self, node: u32, epoch: u64) {
         let _entered = self.runtime.enter();
-        self.array.leave(node, epoch);
+        self.cluster.leave(node, epoch);
     }
 
     /// Connects a process that stays connected while its node is suspended.
     ///
     /// # Errors
-    /// If the array refuses the process.
+    /// If the cluster refuses the process.
     pub fn keep(&self, hello: &v1::Hello) -> Result<Link, String> {
         let _entered = self.runtime.enter();
         let (sender, outbox) = outbox();
-        let kept = self.array.keep(hello, sender);
+        let kept = self.cluster.keep(hello, sender);
         let (_, epoch, ended) = kept.map_err(|status| status.to_string())?;
         Ok(Link {
             epoch,
@@ -379,7 +379,7 @@ impl Simulated {
 
     /// Disconnects a process that waits to wake a node.
     pub fn unkeep(&self, node: u32, number: u64) {
-        self.array.unkeep(node, number);
+        self.cluster.unkeep(node, number);
     }
 
     /// Requests that a node is suspended. It is suspended if nobody needs it.
@@ -398,7 +398,7 @@ impl Simulated {
     /// Whether a node is up.
     #[must_use]
     pub fn is_awake(&self, node: u32) -> bool {
-        self.array.up().contains(&node)
+        self.cluster.up().contains(&node)
     }
 
     /// Carries out a mount's request.
@@ -483,7 +483,7 @@ impl Simulated {
                 gid: uid,
                 groups: Vec::new(),
                 checked: false,
-                trusted: true,
+                administrator: true,
             },
             script,
             source: String::new(),
@@ -497,9 +497,9 @@ impl Simulated {
         };
         let (answer, answered) = oneshot::channel();
         let (names, recalls) = (self.names.clone(), self.recalls.clone());
-        let (array, told) = (self.array.clone(), self.told.clone());
+        let (cluster, told) = (self.cluster.clone(), self.told.clone());
         self.runtime.spawn(async move {
-            let result = match submit(&names, &recalls, &array, submission).await {
+            let result = match submit(&names, &recalls, &cluster, submission).await {
                 Ok((accepted, _)) => {
                     let job = accepted.spec.job.0;
                     let _ = told.send(Incoming::Submitted(Box::new(accepted)));
@@ -545,7 +545,7 @@ impl Simulated {
         self.runtime.block_on(written).ok()?.ok()
     }
 
-    /// Creates a room in which everybody may write. Returns the inode of its folder, or `None` on failure.
+    /// Creates a room in which everybody may write. Returns the inode of its directory, or `None` on failure.
     pub fn create_room(&self, name: &str, ttl: Option<Duration>) -> Option<u64> {
         let ttl_ns = ttl.map_or(0, |ttl| ttl.as_nanos());
         let room = v1::CreateRoomRequest {
@@ -627,7 +627,7 @@ impl Simulated {
     }
 
     fn mover(&self) -> Mover {
-        Mover::new(&self.names, &self.array, &self.told, Arc::default())
+        Mover::new(&self.names, &self.cluster, &self.told, Arc::default())
     }
 
     /// Cancels a job as its owner does.
@@ -661,12 +661,12 @@ impl Simulated {
     }
 }
 
-/// Returns one authority for all simulations, since a simulation certifies no keys.
-fn authority() -> Arc<Authority> {
-    static AUTHORITY: std::sync::OnceLock<Arc<Authority>> = std::sync::OnceLock::new();
-    let made = AUTHORITY.get_or_init(|| {
-        let authority = Authority::in_memory();
-        Arc::new(authority.expect("a key can always be made"))
+/// Returns one CA for all simulations, since a simulation certifies no keys.
+fn ca() -> Arc<Ca> {
+    static CA: std::sync::OnceLock<Arc<Ca>> = std::sync::OnceLock::new();
+    let made = CA.get_or_init(|| {
+        let ca = Ca::in_memory();
+        Arc::new(ca.expect("a key can always be made"))
     });
     made.clone()
 }

@@ -1,7 +1,7 @@
 //! gRPC service of tokens: checks the rights to create, list and revoke tokens. Next: `server/src/tokens.rs`, which stores them.
 
 use crate::access::{Access, Peer};
-use crate::authority::Authority;
+use crate::ca::Ca;
 use crate::tokens::{TokensError, Wanted};
 use std::sync::Arc;
 use tidemill_client::Credential;
@@ -12,7 +12,7 @@ use tonic::{Request, Response, Status};
 #[derive(Clone, Debug)]
 pub(crate) struct TokenService {
     pub(crate) access: Arc<Access>,
-    pub(crate) authority: Arc<Authority>,
+    pub(crate) ca: Arc<Ca>,
 }
 
 impl From<TokensError> for Status {
@@ -29,13 +29,11 @@ impl From<TokensError> for Status {
 
 /// Whether a peer may list and revoke tokens of this user.
 fn rules(peer: &Peer, uid: Option<u32>) -> bool {
-    peer.trusted || uid == Some(peer.uid)
+    peer.administrator || uid == Some(peer.uid)
 }
 
 fn not_yours() -> Status {
-    Status::permission_denied(
-        "tokens of others are made, listed and revoked by root, the server's own user or a bearer of the array's token only",
-    )
+    Status::permission_denied("only an administrator makes, lists and revokes tokens of others")
 }
 
 /// Runs work that writes a file, which may take as long as a disk. No other task waits for it.
@@ -63,7 +61,7 @@ impl v1::tokens_server::Tokens for TokenService {
             return Err(not_yours());
         }
         // Otherwise a token that expires, or only reads, could create one without these limits.
-        if !peer.trusted && peer.token.is_some() {
+        if !peer.administrator && peer.token.is_some() {
             return Err(Status::permission_denied(
                 "a token makes no tokens: ask for it on the server's own host, or ask its administrator",
             ));
@@ -89,7 +87,7 @@ impl v1::tokens_server::Tokens for TokenService {
         );
         Ok(Response::new(v1::CreateTokenReply {
             token: Some(token.shown()),
-            credential: Credential::text(&secret, self.authority.pem()),
+            credential: Credential::text(&secret, self.ca.pem()),
         }))
     }
 
@@ -99,7 +97,7 @@ impl v1::tokens_server::Tokens for TokenService {
     ) -> Result<Response<v1::ListTokensReply>, Status> {
         let peer = self.access.peer(&request)?;
         let mut uid = request.into_inner().uid;
-        if !peer.trusted {
+        if !peer.administrator {
             uid = uid.or(Some(peer.uid));
         }
         if !rules(&peer, uid) {

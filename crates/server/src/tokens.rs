@@ -1,12 +1,12 @@
-//! Tokens other than the array's own. A user's token lets its bearer act only as that user. Another token belongs to one host or daemon
-//! of the array, so that each can be revoked separately.
+//! Tokens other than the cluster's own. A user's token lets its bearer act only as that user. Another token belongs to one host or daemon
+//! of the cluster, so that each can be revoked separately.
 //!
-//! The server stores the tokens in the file `tokens` in its folder, each as the hash of its secret, so a reader of the file can't use
+//! The server stores the tokens in the file `tokens` in its directory, each as the hash of its secret, so a reader of the file can't use
 //! them. All tokens are held in memory, so a lookup costs nothing. A revoked token is refused immediately, and open connections of its
 //! bearer are closed.
 
 use crate::access::new_token;
-use crate::authority::write_private;
+use crate::ca::write_private;
 use crate::clock;
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
@@ -45,7 +45,7 @@ pub enum TokensError {
     },
     /// The content of the file is invalid.
     #[error(
-        "{path}: it is no list of tokens of this release ({reason}); bring it back from a copy, or remove it: all tokens but the array's are then revoked"
+        "{path}: it is no list of tokens of this release ({reason}); bring it back from a copy, or remove it: all tokens but the cluster's are then revoked"
     )]
     Broken {
         /// Path of the file.
@@ -99,7 +99,7 @@ pub(crate) struct Token {
     revoked: watch::Sender<bool>,
 }
 
-/// All tokens but the array's own.
+/// All tokens but the cluster's own.
 #[derive(Debug)]
 pub(crate) struct Tokens {
     path: PathBuf,

@@ -2,9 +2,9 @@
 //! with an error or a bounded answer. Calls come from the definition of the protocol, so a new call is tested by itself.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod array;
+mod cluster;
 
-use array::Running;
+use cluster::Running;
 use futures_util::{StreamExt, stream};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -141,12 +141,12 @@ async fn ask(
 
 /// Makes a token for a user; gives a connection and that token.
 async fn user(running: &Running) -> (Channel, Credential) {
-    let operator = running.client().await;
+    let administrator = running.client().await;
     let request = v1::CreateTokenRequest {
         uid: Some(61_007),
         ..v1::CreateTokenRequest::default()
     };
-    let made = operator.tokens().create(request).await.unwrap();
+    let made = administrator.tokens().create(request).await.unwrap();
     let credential = Credential::parse(&made.into_inner().credential).unwrap();
     let address = format!("http://{}", running.server().address());
     let endpoint = Endpoint::from_shared(address).unwrap();
@@ -157,7 +157,7 @@ async fn user(running: &Running) -> (Channel, Credential) {
 async fn every_call_ends_oversized_requests_of_user() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
-    let operator = running.client().await;
+    let administrator = running.client().await;
     let (channel, credential) = user(&running).await;
     let mut asked = 0;
     for call in shape::methods() {
@@ -181,7 +181,7 @@ async fn every_call_ends_oversized_requests_of_user() {
         }
     }
     assert!(asked > 200, "{asked}");
-    operator.status().await.unwrap();
+    administrator.status().await.unwrap();
 }
 
 /// Draws requests. The same seed draws the same ones.
@@ -275,7 +275,7 @@ impl Draw {
     }
 }
 
-/// Sends random requests with the fields of each call, as a user and as an operator: the server never panics and answers afterwards.
+/// Sends random requests with the fields of each call, as a user and as an administrator: the server never panics and answers afterwards.
 /// `TIDEMILL_TEST_CASES` sets the number of requests for each call, `TIDEMILL_TEST_SEED` the seed.
 #[tokio::test(flavor = "multi_thread")]
 async fn server_survives_random_requests_of_every_call() {
@@ -293,7 +293,7 @@ async fn server_survives_random_requests_of_every_call() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let _node = running.node(0).await;
-    let operator = running.client().await;
+    let administrator = running.client().await;
     let (channel, credential) = user(&running).await;
     let own = Credential::read(running.server().token_file()).unwrap();
     for round in 0..cases {
@@ -312,6 +312,6 @@ async fn server_survives_random_requests_of_every_call() {
         let panics = panics.lock().unwrap();
         assert!(panics.is_empty(), "in round {round}: {panics:?}");
     }
-    let answered = tokio::time::timeout(PATIENCE, operator.status()).await;
+    let answered = tokio::time::timeout(PATIENCE, administrator.status()).await;
     answered.unwrap().unwrap();
 }

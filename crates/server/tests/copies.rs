@@ -1,10 +1,10 @@
 //! Copies of files on several nodes: the wanted number, their creation, and their removal with their version.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod array;
+mod cluster;
 
-use array::copies::{at, attribute, copies, copy, file, made, node, one, rows, seal, unlink};
-use array::{FakeNode, Running, ended, failure, root, stat, status, submit, success, user};
+use cluster::copies::{at, attribute, copies, copy, file, made, node, one, rows, seal, unlink};
+use cluster::{FakeNode, Running, ended, failure, root, stat, status, submit, success, user};
 use rustix::io::Errno;
 use serde_json::json;
 use std::path::Path;
@@ -13,8 +13,8 @@ use tidemill_client::Server as Client;
 use tidemill_server::Config;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Creates a folder whose files are to have this number of copies. Returns its inode.
-async fn folder(client: &Client, name: &str, copies: &str) -> u64 {
+/// Creates a directory whose files are to have this number of copies. Returns its inode.
+async fn directory(client: &Client, name: &str, copies: &str) -> u64 {
     let (ino, _) = client.reserve(1, 0).await.unwrap();
     let create = v1::Create {
         parent: 1,
@@ -44,7 +44,7 @@ struct Two {
     client: Client,
     first: FakeNode,
     other: FakeNode,
-    folder: u64,
+    directory: u64,
     ino: u64,
     object: u64,
 }
@@ -54,13 +54,13 @@ async fn two(running: &Running) -> Two {
     let client = running.client().await;
     let first = node(&client, 0, "a").await;
     let other = node(&client, 1, "b").await;
-    let folder = folder(&client, "d", "2").await;
+    let directory = directory(&client, "d", "2").await;
     let (ino, object) = file(&client, "/d/f").await;
     Two {
         client,
         first,
         other,
-        folder,
+        directory,
         ino,
         object,
     }
@@ -74,7 +74,7 @@ async fn version_is_copied_to_other_host_and_removed_with_copies() {
     let mut first = node(&client, 0, "a").await;
     let mut same_host = node(&client, 1, "a").await;
     let mut other_host = node(&client, 2, "b").await;
-    let folder = folder(&client, "d", "2").await;
+    let directory = directory(&client, "d", "2").await;
     let (ino, object) = file(&client, "/d/f").await;
     let (label, sent) = copy(&mut other_host).await;
     let from = sent.from.as_ref().unwrap();
@@ -114,7 +114,7 @@ async fn version_is_copied_to_other_host_and_removed_with_copies() {
     assert_eq!(copies(&client, ino).await, all);
     assert_eq!(first.removed().await, [object]);
     assert_eq!(other_host.removed().await, [object]);
-    unlink(&client, folder, "f").await;
+    unlink(&client, directory, "f").await;
     for node in [&mut first, &mut same_host, &mut other_host] {
         assert_eq!(node.removed().await, [next.0]);
     }
@@ -342,7 +342,7 @@ async fn file_without_remaining_copy_is_reported_by_path() {
     let first = node(&client, 0, "a").await;
     let mut second = node(&client, 1, "b").await;
     let mut third = node(&client, 2, "c").await;
-    folder(&client, "d", "2").await;
+    directory(&client, "d", "2").await;
     let (_, object) = file(&client, "/d/f").await;
     let sent = tokio::select! {
         sent = copy(&mut second) => sent,
@@ -403,12 +403,12 @@ async fn copy_finished_after_removal_is_removed() {
         client,
         mut first,
         mut other,
-        folder,
+        directory,
         object,
         ..
     } = two(&running).await;
     let sent = copy(&mut other).await;
-    unlink(&client, folder, "f").await;
+    unlink(&client, directory, "f").await;
     assert_eq!(first.removed().await, [object]);
     made(&mut other, sent).await;
     assert_eq!(other.removed().await, [object]);
@@ -422,7 +422,7 @@ async fn copies_wait_for_node_that_can_hold_them() {
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
     let _first = node(&client, 0, "a").await;
-    folder(&client, "d", "2").await;
+    directory(&client, "d", "2").await;
     let (ino, object) = file(&client, "/d/f").await;
     // The server has looked for a node.
     let rested = "SELECT count(*) FROM short WHERE at > 1000000000 * (1 + unixepoch('subsec'))";
@@ -453,7 +453,7 @@ async fn invalid_copy_count_is_refused_with_reason() {
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
     let _node = node(&client, 0, "a").await;
-    let folder = folder(&client, "d", " 8\n").await;
+    let directory = directory(&client, "d", " 8\n").await;
     for bad in [
         "0",
         "9",
@@ -465,7 +465,7 @@ async fn invalid_copy_count_is_refused_with_reason() {
         "2,NOW",
         "now",
     ] {
-        let error = set(&client, folder, bad).await.unwrap_err();
+        let error = set(&client, directory, bad).await.unwrap_err();
         assert!(error.is(Errno::INVAL), "{bad}: {error}");
         assert!(error.to_string().contains("give 1 to 8"), "{error}");
     }
@@ -491,9 +491,9 @@ async fn invalid_copy_count_is_refused_with_reason() {
     // The version is not affected: it can still be sealed.
     assert!(stat(&client, "/g").await.unwrap().writing);
     seal(&client, new.0, object_2.0, "1").await.unwrap();
-    // A user who may not write a folder may not set its number of copies.
+    // A user who may not write a directory may not set its number of copies.
     let strange = v1::SetXattr {
-        ino: folder,
+        ino: directory,
         name: b"user.tidemill.copies".to_vec(),
         value: b"2".to_vec(),
         ..v1::SetXattr::default()
@@ -504,7 +504,7 @@ async fn invalid_copy_count_is_refused_with_reason() {
     assert_eq!(stat(&client, "/f").await.unwrap().object, object);
 }
 
-/// Seals a file's next version according to its folder. Returns its object, and whether there are copies to wait for.
+/// Seals a file's next version according to its directory. Returns its object, and whether there are copies to wait for.
 async fn next_version(client: &Client, ino: u64) -> (u64, bool) {
     let (_, object) = client.reserve(0, 1).await.unwrap();
     let new = v1::NewVersion {
@@ -533,7 +533,7 @@ async fn seal_waits_for_copies_if_wanted_and_possible() {
     let (client, ino) = (two.client.clone(), two.ino);
     let earlier = copy(&mut two.other).await;
     made(&mut two.other, earlier).await;
-    set(&client, two.folder, "2,now").await.unwrap();
+    set(&client, two.directory, "2,now").await.unwrap();
     let (object, waiting) = next_version(&client, ino).await;
     assert!(waiting);
     // The file is sealed for all clients except the waiting one.
@@ -559,7 +559,7 @@ async fn seal_waits_for_copies_if_wanted_and_possible() {
     assert!(!waits(&client, ino, object).await);
     assert_eq!(attribute(&client, ino, "user.tidemill.copies").await, "2");
     // If more copies are wanted than there are nodes, as many as possible are created.
-    set(&client, two.folder, "3,now").await.unwrap();
+    set(&client, two.directory, "3,now").await.unwrap();
     let (object, waiting) = next_version(&client, ino).await;
     assert!(waiting);
     let label = copy(&mut two.other).await;

@@ -2,11 +2,11 @@
 //! a token may act.
 #![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
 
-mod array;
+mod cluster;
 #[path = "../../../tests/require.rs"]
 mod require;
 
-use array::{FakeNode, Running, file_op, root, status, user, write_file};
+use cluster::{FakeNode, Running, file_op, root, status, user, write_file};
 use futures_util::FutureExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -144,8 +144,8 @@ fn as_user<T: Send + 'static>(uid: u32, work: impl FnOnce() -> T + Send + 'stati
     thread.join().unwrap()
 }
 
-/// Creates a folder that all users may search. Returns `None` where users can't be switched.
-fn open_folder() -> Option<tempfile::TempDir> {
+/// Creates a directory that all users may search. Returns `None` where users can't be switched.
+fn open_directory() -> Option<tempfile::TempDir> {
     if !rustix::process::geteuid().is_root() {
         require::skip("this test switches users, which needs root");
         return None;
@@ -176,7 +176,7 @@ async fn client_of(socket: &Path, uid: u32) -> Client {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_connections_of_one_user_block_nobody() {
-    let Some(dir) = open_folder() else { return };
+    let Some(dir) = open_directory() else { return };
     let server = Running::start(dir.path()).await;
     let (socket, names) = (
         server.server().socket().to_owned(),
@@ -239,7 +239,7 @@ fn is_closed(mut stream: &std::os::unix::net::UnixStream) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn message_of_user_is_bounded_by_script_size() {
-    let Some(dir) = open_folder() else { return };
+    let Some(dir) = open_directory() else { return };
     let server = Running::start(dir.path()).await;
     let alice = client_of(server.server().socket(), ALICE).await;
     let request = |bytes| v1::SubmitRequest {
@@ -258,10 +258,10 @@ async fn message_of_user_is_bounded_by_script_size() {
     }
 }
 
-/// Creates a token as the array's operator.
+/// Creates a token as an administrator.
 async fn token(server: &Running, request: v1::CreateTokenRequest) -> (u64, Credential) {
-    let operator = server.client().await;
-    let made = operator
+    let administrator = server.client().await;
+    let made = administrator
         .tokens()
         .create(request)
         .await
@@ -336,19 +336,19 @@ async fn user_token_acts_as_its_user_only() {
         checked: true,
         ..user(ALICE)
     };
-    let ino = array::stat(&server.client().await, "/of-bob")
+    let ino = cluster::stat(&server.client().await, "/of-bob")
         .await
         .unwrap()
         .ino;
     client.one(&forged, open(ino)).await.unwrap_err();
-    // These calls are allowed only to daemons of the array.
+    // These calls are allowed only to daemons of the cluster.
     let watch = v1::WatchRequest::default();
     let refused = client.names().watch(watch).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
-    let refused = client.array().check(v1::CheckRequest::default()).await;
+    let refused = client.cluster().check(v1::CheckRequest::default()).await;
     assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
     let nothing = tokio_stream::empty::<v1::FromNode>();
-    let refused = client.array().attach(nothing).await.unwrap_err();
+    let refused = client.cluster().attach(nothing).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
     let question = v1::LineageRequest {
         object: of_bob,
@@ -384,7 +384,11 @@ async fn read_only_token_cannot_change_anything() {
         .unwrap();
     let denied = |code: Code| assert_eq!(code, Code::PermissionDenied);
     client.one(&user(ALICE), file_op("new")).await.unwrap_err();
-    assert!(array::stat(&server.client().await, "/new").await.is_none());
+    assert!(
+        cluster::stat(&server.client().await, "/new")
+            .await
+            .is_none()
+    );
     client.reserve(1, 1).await.unwrap_err();
     let job = v1::GetJobRequest::default();
     denied(client.jobs().cancel(job).await.unwrap_err().code());
@@ -398,8 +402,8 @@ async fn read_only_token_cannot_change_anything() {
 async fn revoked_token_ends_streams_and_requests() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
-    let trusted = v1::CreateTokenRequest::default();
-    let (host, credential) = token(&server, trusted).await;
+    let daemon = v1::CreateTokenRequest::default();
+    let (host, credential) = token(&server, daemon).await;
     let mount = bearer(&server, &credential).await.unwrap();
     let changes = mount.names().watch(v1::WatchRequest::default()).await;
     let mut changes = changes.unwrap().into_inner();
@@ -411,11 +415,11 @@ async fn revoked_token_ends_streams_and_requests() {
         bearer(&server, &lost).await.unwrap(),
     );
 
-    let operator = server.client().await;
+    let administrator = server.client().await;
     for token in [host, gone] {
         let revoke = v1::RevokeTokenRequest { token };
-        operator.tokens().revoke(revoke).await.unwrap();
-        operator.tokens().revoke(revoke).await.unwrap_err();
+        administrator.tokens().revoke(revoke).await.unwrap();
+        administrator.tokens().revoke(revoke).await.unwrap_err();
     }
     // The stream ends by itself, and no request is answered from now on.
     assert!(!matches!(changes.message().await, Ok(Some(_))));
@@ -427,7 +431,7 @@ async fn revoked_token_ends_streams_and_requests() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn local_user_makes_tokens_only_for_themselves() {
-    let Some(dir) = open_folder() else { return };
+    let Some(dir) = open_directory() else { return };
     let server = plain(dir.path()).await;
     let alice = client_of(server.server().socket(), ALICE).await;
     let made = alice.tokens().create(of(ALICE)).await.unwrap().into_inner();
@@ -474,9 +478,9 @@ async fn right_ends_with_owner_even_if_node_is_away() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
     let mut node = server.node(3).await;
-    let operator = server.client().await;
-    let object = write_file(&operator, "/file", 5, ALICE).await;
-    let ino = array::stat(&operator, "/file").await.unwrap().ino;
+    let administrator = server.client().await;
+    let object = write_file(&administrator, "/file", 5, ALICE).await;
+    let ino = cluster::stat(&administrator, "/file").await.unwrap().ino;
     let change = async |mode: u32, owner: u32| {
         let change = v1::SetAttr {
             ino,
@@ -484,7 +488,10 @@ async fn right_ends_with_owner_even_if_node_is_away() {
             uid: Some(owner),
             ..v1::SetAttr::default()
         };
-        operator.one(&root(), Op::SetAttr(change)).await.unwrap();
+        administrator
+            .one(&root(), Op::SetAttr(change))
+            .await
+            .unwrap();
     };
     let (_, credential) = token(&server, of(ALICE)).await;
     let alice = bearer(&server, &credential).await.unwrap();
@@ -527,8 +534,8 @@ async fn right_ends_with_owner_even_if_node_is_away() {
 async fn user_with_too_many_requests_waits_and_others_do_not() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
-    let operator = server.client().await;
-    let folder = v1::Create {
+    let administrator = server.client().await;
+    let directory = v1::Create {
         name: b"/w".to_vec(),
         kind: v1::Kind::Directory.into(),
         mode: 0o700,
@@ -536,10 +543,13 @@ async fn user_with_too_many_requests_waits_and_others_do_not() {
         gid: ALICE,
         ..v1::Create::default()
     };
-    operator.one(&root(), Op::Create(folder)).await.unwrap();
+    administrator
+        .one(&root(), Op::Create(directory))
+        .await
+        .unwrap();
     let script = "name = \"waits\"; workdir = \"/w\"; \
                   tasks = ( { name = \"t\"; kernel = \"max\"; input = [\"never\"]; output = [\"o\"]; } );";
-    let submitted = array::submit(&operator, ALICE, script).await;
+    let submitted = cluster::submit(&administrator, ALICE, script).await;
     assert_eq!(submitted.errors, Vec::<String>::new());
     let (_, of_alice) = token(&server, of(ALICE)).await;
     let (_, of_bob) = token(&server, of(BOB)).await;
@@ -623,7 +633,7 @@ async fn changing(mut client: TcpStream, mut server: TcpStream, at: usize) {
     }
 }
 
-/// Lists the root's folder through an attacker who changes a byte of the server's answer.
+/// Lists the root's directory through an attacker who changes a byte of the server's answer.
 async fn asked_through(server: &Running, at: usize) -> Result<Vec<String>, tidemill_client::Error> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("https://{}", listener.local_addr().unwrap());
@@ -660,8 +670,8 @@ async fn asked_through(server: &Running, at: usize) -> Result<Vec<String>, tidem
 async fn changed_bytes_on_network_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let server = Running::start_with(Config::new(dir.path())).await;
-    let operator = server.client().await;
-    operator.one(&root(), file_op("honest")).await.unwrap();
+    let administrator = server.client().await;
+    administrator.one(&root(), file_op("honest")).await.unwrap();
     let right = asked_through(&server, usize::MAX).await.unwrap();
     assert!(right.contains(&"honest".to_owned()), "{right:?}");
     let mut refused = 0;

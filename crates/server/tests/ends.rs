@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
-mod array;
+mod cluster;
 
-use array::*;
+use cluster::*;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tidemill_client::Server as Client;

@@ -1,11 +1,11 @@
 //! Jobs from script to names and lineage, with nodes that speak the protocol from within the test.
 #![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
 
-mod array;
+mod cluster;
 #[path = "../../../tests/require.rs"]
 mod require;
 
-use array::{FakeNode, Running, ended, failure, job, root, stat, submit, success, write_file};
+use cluster::{FakeNode, Running, ended, failure, job, root, stat, submit, success, write_file};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tidemill_wire::v1::{self, State, name_op::Op, to_node::Message as To};
@@ -110,7 +110,7 @@ async fn job_runs_and_lineage_survives_renames_and_rewrites() {
     client.one(&root(), Op::Rename(rename)).await.unwrap();
     unlink(&client, parent, "in").await;
     let question = v1::LineageRequest {
-        credentials: Some(array::user(1000)),
+        credentials: Some(cluster::user(1000)),
         path: b"/moved".to_vec(),
         up: true,
         ..v1::LineageRequest::default()
@@ -333,7 +333,7 @@ async fn task_with_lost_label_is_placed_again() {
     while !aborted || placed.is_empty() {
         match node.next().await {
             To::Abort(abort) => aborted |= abort.label == old,
-            message @ To::Labels(_) => placed.extend(array::analyses(message)),
+            message @ To::Labels(_) => placed.extend(cluster::analyses(message)),
             _ => {}
         }
     }
@@ -355,7 +355,7 @@ async fn labels_of_ended_job_are_aborted() {
     let reply = submit(&client, 1000, CHAIN).await;
     let (label, analyse) = node.labels().await.remove(0);
     let get = v1::GetJobRequest {
-        credentials: Some(array::user(1000)),
+        credentials: Some(cluster::user(1000)),
         job: reply.job,
     };
     let cancelled = client.jobs().cancel(get).await.unwrap().into_inner();
@@ -406,7 +406,7 @@ fn drawing(watts_milli: u64, idle_milli: u64) -> v1::Node {
     v1::Node {
         watts_milli,
         idle_milli,
-        ..array::status(0)
+        ..cluster::status(0)
     }
 }
 
@@ -494,7 +494,7 @@ async fn failure_is_reported_and_cancels_dependents() {
     assert_eq!(done.tasks[1].state, i32::from(State::Cancelled));
     assert!(stat(&client, "/w/mid").await.is_none());
     let get = |uid| v1::GetJobRequest {
-        credentials: Some(array::user(uid)),
+        credentials: Some(cluster::user(uid)),
         job: reply.job,
     };
     let refused = client.jobs().logs(get(2000)).await.unwrap_err();
@@ -533,7 +533,7 @@ async fn dry_run(
     change: impl FnOnce(&mut v1::SubmitRequest),
 ) -> v1::SubmitReply {
     let mut request = v1::SubmitRequest {
-        credentials: Some(array::user(1000)),
+        credentials: Some(cluster::user(1000)),
         script: script.into(),
         source: "test.job".into(),
         dry_run: true,
@@ -655,7 +655,7 @@ async fn dry_run_reports_awaited_inputs_and_claims_nothing() {
     assert_eq!(taken, submit(&client, 1000, WAITING).await.errors);
     assert!(taken[0].contains("an output of job 1"), "{taken:?}");
     let other = dry_run(&client, WAITING, |request| {
-        request.credentials = Some(array::user(1001));
+        request.credentials = Some(cluster::user(1001));
         request.script = WAITING.replace("[\"out\"]", "[\"theirs\"]");
     });
     let errors = other.await.errors;
@@ -740,7 +740,7 @@ async fn jobs_are_private_to_their_users() {
     let (_running, _node, client) = with_input(dir.path()).await;
     let id = submit(&client, 1000, CHAIN).await.job;
     let get = |uid| v1::GetJobRequest {
-        credentials: Some(array::user(uid)),
+        credentials: Some(cluster::user(uid)),
         job: id,
     };
     assert_eq!(
@@ -757,7 +757,7 @@ async fn jobs_are_private_to_their_users() {
     );
     client.jobs().get(get(1000)).await.unwrap();
     let list = v1::ListJobsRequest {
-        credentials: Some(array::user(2000)),
+        credentials: Some(cluster::user(2000)),
         ..v1::ListJobsRequest::default()
     };
     assert_eq!(listed(&client, list).await, 0);
@@ -769,7 +769,7 @@ async fn successful_job_has_trace_for_its_owner() {
     let (_running, node, client) = with_input(dir.path()).await;
     let job = submit(&client, 1000, CHAIN).await.job;
     let request = |uid| v1::GetJobRequest {
-        credentials: Some(array::user(uid)),
+        credentials: Some(cluster::user(uid)),
         job,
     };
     let early = client.jobs().trace(request(1000)).await.unwrap_err();
@@ -1004,11 +1004,11 @@ async fn rerun_outputs_become_new_versions_of_their_files() {
 /// Runs `CHAIN` again and answers its labels as given by `contents`. Where a result is offered and `same` says that its condition holds,
 /// the answer reuses the result. Returns the offer for each label.
 async fn again(
-    array: (&mut FakeNode, &tidemill_client::Server),
+    cluster: (&mut FakeNode, &tidemill_client::Server),
     contents: [&str; 2],
     same: bool,
 ) -> [Option<v1::Remembered>; 2] {
-    let (node, client) = array;
+    let (node, client) = cluster;
     let script = CHAIN.replace("workdir", "replace = true; workdir");
     let reply = submit(client, 1000, &script).await;
     assert_eq!(reply.errors, Vec::<String>::new());

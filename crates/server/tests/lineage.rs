@@ -1,9 +1,9 @@
 //! Lineage: each version and task is shown according to the rights to it, omissions are reported, and a damaged row is an error.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod array;
+mod cluster;
 
-use array::{Running, ended, root, stat, submit, user, write_file};
+use cluster::{Running, ended, root, stat, submit, user, write_file};
 use rusqlite::Connection;
 use std::path::Path;
 use tidemill_client::Server as Client;
@@ -56,8 +56,8 @@ async fn ask(
 
 /// Creates a chain: from Alice's secret file follows her secret intermediate file, from it a file for all users, and from that a file of
 /// Bob's.
-async fn chain(folder: &Path) -> (Running, Client) {
-    let running = Running::start(folder).await;
+async fn chain(directory: &Path) -> (Running, Client) {
+    let running = Running::start(directory).await;
     let node = running.node(0).await;
     let client = running.client().await;
     node.serve();
@@ -83,8 +83,8 @@ async fn chain(folder: &Path) -> (Running, Client) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lineage_hides_all_but_numbers_of_foreign_versions() {
-    let folder = tempfile::tempdir().unwrap();
-    let (_running, client) = chain(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (_running, client) = chain(directory.path()).await;
     // The Linux kernel of a mount's host has checked the requested file, but not the files from which it was made.
     let mounted = v1::Credentials {
         checked: true,
@@ -150,8 +150,8 @@ async fn lineage_hides_all_but_numbers_of_foreign_versions() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lineage_shows_earlier_path_only_to_writer() {
-    let folder = tempfile::tempdir().unwrap();
-    let (_running, client) = chain(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (_running, client) = chain(directory.path()).await;
     let from = stat(&client, "/secret").await.unwrap().ino;
     let to = stat(&client, "/open").await.unwrap().ino;
     let rename = v1::Rename {
@@ -178,8 +178,8 @@ async fn lineage_shows_earlier_path_only_to_writer() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lineage_reports_runs_beyond_depth() {
-    let folder = tempfile::tempdir().unwrap();
-    let (_running, client) = chain(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (_running, client) = chain(directory.path()).await;
     let mut question = v1::LineageRequest {
         credentials: Some(root()),
         path: b"/bob/mine".to_vec(),
@@ -198,9 +198,9 @@ async fn lineage_reports_runs_beyond_depth() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn damaged_lineage_row_is_error_that_names_task() {
-    let folder = tempfile::tempdir().unwrap();
-    let (_running, client) = chain(folder.path()).await;
-    let db = Connection::open(folder.path().join("server.db")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let (_running, client) = chain(directory.path()).await;
+    let db = Connection::open(directory.path().join("server.db")).unwrap();
     let task: i64 = db
         .query_row("SELECT min(task) FROM task", [], |row| row.get(0))
         .unwrap();
@@ -216,8 +216,8 @@ async fn damaged_lineage_row_is_error_that_names_task() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn search_finds_own_tasks_and_visible_versions() {
-    let folder = tempfile::tempdir().unwrap();
-    let (_running, client) = chain(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (_running, client) = chain(directory.path()).await;
     for (path, owner) in [
         ("/secret/in", ALICE),
         ("/open/out", ALICE),
@@ -286,8 +286,8 @@ async fn search_finds_own_tasks_and_visible_versions() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn annotation_belongs_to_version_sealed_next() {
-    let folder = tempfile::tempdir().unwrap();
-    let running = Running::start(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let running = Running::start(directory.path()).await;
     let node = running.node(0).await;
     let client = running.client().await;
     node.serve();

@@ -1,9 +1,9 @@
 //! The namespace over its plain socket on this host, and attacks by bad peers.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod array;
+mod cluster;
 
-use array::{Running, file_op, root};
+use cluster::{Running, file_op, root};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;

@@ -1,10 +1,10 @@
 //! Nodes that are emptied and removed, and files that are moved: all other work continues, and a restart finds the remaining work.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod array;
+mod cluster;
 
-use array::copies::{at, copies, copy, file, made, node, one, rows, seal, unlink};
-use array::{FakeNode, Running, failure, root, status, submit, success, user};
+use cluster::copies::{at, copies, copy, file, made, node, one, rows, seal, unlink};
+use cluster::{FakeNode, Running, failure, root, status, submit, success, user};
 use serde_json::json;
 use std::path::Path;
 use tidemill_client::Server as Client;
@@ -145,7 +145,7 @@ async fn drained_node_is_removed_and_cannot_rejoin() {
     assert!(
         refused_to_join(&client, 0)
             .await
-            .contains("was taken out of the array")
+            .contains("was taken out of the cluster")
     );
     drop(client);
     running.crash().await;
@@ -154,7 +154,7 @@ async fn drained_node_is_removed_and_cannot_rejoin() {
     assert!(
         refused_to_join(&client, 0)
             .await
-            .contains("was taken out of the array")
+            .contains("was taken out of the cluster")
     );
     assert!(listed(&client).await.drains.is_empty());
 }
@@ -169,7 +169,7 @@ async fn refused_to_join(client: &Client, id: u32) -> String {
     let message = Some(v1::from_node::Message::Hello(hello));
     out.send(v1::FromNode { message }).await.unwrap();
     let stream = tokio_stream::wrappers::ReceiverStream::new(receiver);
-    let joined = client.array().attach(stream).await;
+    let joined = client.cluster().attach(stream).await;
     joined.unwrap_err().message().to_owned()
 }
 
@@ -236,7 +236,7 @@ async fn version_removed_during_move_is_removed_on_both_nodes() {
     assert_eq!(old.removed().await, [object]);
     made(&mut new, first).await;
     assert_eq!(new.removed().await, [object]);
-    let vnode = array::stat(&client, "/g").await.unwrap();
+    let vnode = cluster::stat(&client, "/g").await.unwrap();
     let (_, next) = client.reserve(0, 1).await.unwrap();
     let version = v1::NewVersion {
         ino: vnode.ino,
@@ -256,7 +256,7 @@ async fn version_removed_during_move_is_removed_on_both_nodes() {
     assert_eq!(rows(dir.path(), left), 0);
     assert_eq!(copies(&client, vnode.ino).await, json!([at(1, "current")]));
     assert!(
-        array::stat(&client, "/f")
+        cluster::stat(&client, "/f")
             .await
             .is_none_or(|attr| attr.ino != ino)
     );
@@ -377,10 +377,10 @@ async fn drained_node_finishes_tasks_and_gets_no_new_ones() {
     let (other, read) = new.labels().await.remove(0);
     assert_eq!((read.inputs[0].object, read.inputs[0].node), (object, 1));
     new.finished(other, success(&read, 5)).await;
-    array::ended(&client, second.job).await;
+    cluster::ended(&client, second.job).await;
     let third = submit(&client, 0, &script("three", "node = 0;")).await;
     let waits = loop {
-        let job = array::job(&client, third.job).await;
+        let job = cluster::job(&client, third.job).await;
         if let Some(task) = job.tasks.iter().find(|task| !task.error.is_empty()) {
             break task.error.clone();
         }
@@ -391,7 +391,7 @@ async fn drained_node_finishes_tasks_and_gets_no_new_ones() {
     let made_there = copy(&mut new).await;
     assert_eq!(made_there.1.path, "/one.out");
     made(&mut new, made_there).await;
-    array::ended(&client, first.job).await;
+    cluster::ended(&client, first.job).await;
     // The node may have tasks again.
     drain(&client, 0, true).await.unwrap();
     let (_, analyse) = old.labels().await.remove(0);
@@ -407,7 +407,7 @@ async fn invalid_drain_or_removal_is_refused_with_reason() {
     file(&client, "/f").await;
     let told = |refused: Result<v1::Drain, Status>| refused.unwrap_err().message().to_owned();
     assert!(told(drain(&client, 0, false).await).contains("the last one that keeps data"));
-    assert!(told(drain(&client, 7, false).await).contains("not part of the array"));
+    assert!(told(drain(&client, 7, false).await).contains("not part of the cluster"));
     assert!(told(drain(&client, 0, true).await).contains("is not being emptied"));
     let compute = v1::Node {
         role: "host".into(),
@@ -426,7 +426,7 @@ async fn invalid_drain_or_removal_is_refused_with_reason() {
         tokio::task::yield_now().await;
     }
     for (target, why) in [
-        (9, "not part of the array"),
+        (9, "not part of the cluster"),
         (1000, "keeps no data"),
         (2, "is down"),
         (1, "has 1000 bytes free, and 16777221 are to go there"),
@@ -488,10 +488,10 @@ async fn dead_node_is_removed_with_files_that_only_it_had() {
     };
     assert_eq!(health.lost_paths, [b"/f".to_vec()]);
     // The name exists until a client deletes or overwrites the file.
-    assert_eq!(array::stat(&client, "/f").await.unwrap().ino, ino);
+    assert_eq!(cluster::stat(&client, "/f").await.unwrap().ino, ino);
     unlink(&client, 1, "f").await;
     assert_eq!(rows(dir.path(), "SELECT count(*) FROM short"), 0);
-    let written = array::stat(&client, "/w").await.unwrap();
+    let written = cluster::stat(&client, "/w").await.unwrap();
     assert!(!written.writing, "it is given up, too");
     assert!(
         remove(&client, 1, true)
@@ -503,7 +503,7 @@ async fn dead_node_is_removed_with_files_that_only_it_had() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn folder_moves_to_node_unless_move_is_cancelled() {
+async fn directory_moves_to_node_unless_move_is_cancelled() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;

@@ -2,14 +2,14 @@
 #![cfg(feature = "nats")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod array;
 mod broker;
+mod cluster;
 #[path = "../../../tests/require.rs"]
 mod require;
 
-use array::{Running, ended, stat, submit, write_file};
 use async_nats::jetstream::{self, stream::Config};
 use broker::{Broker, PASSWORD};
+use cluster::{Running, ended, stat, submit, write_file};
 use require::tell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use tidemill_core::label::{Label, Operation, Owner};
 use tidemill_server::queue::{Nats, Place, Queue, Unavailable};
 use tidemill_wire::v1::{self, State};
 
-const ARRAY: u64 = 0xa11a;
+const CLUSTER: u64 = 0xa11a;
 const STREAM: &str = "TIDEMILL-000000000000a11a";
 const KEY: [u8; 32] = [7; 32];
 const HERE: NodeId = NodeId(1);
@@ -50,7 +50,7 @@ fn queue(broker: &Broker, replicas: usize) -> Nats {
     let address = format!("{}?replicas={replicas}", broker.url())
         .parse()
         .unwrap();
-    Nats::start(address, ARRAY, &KEY).unwrap()
+    Nats::start(address, CLUSTER, &KEY).unwrap()
 }
 
 /// Repeats `what` until it succeeds.
@@ -185,7 +185,7 @@ impl Admin {
 
     fn publish(&self, subject: &str, message: &[u8]) {
         let message = message.to_vec().into();
-        let subject = format!("tidemill.{ARRAY:016x}.{subject}");
+        let subject = format!("tidemill.{CLUSTER:016x}.{subject}");
         let publish = async { self.context.publish(subject, message).await.unwrap().await };
         self.runtime.block_on(publish).unwrap();
     }
@@ -253,8 +253,8 @@ fn foreign_messages_are_removed_and_never_delivered() {
     let sealed = admin.first();
     assert_eq!(ours.fetch(HERE).unwrap(), labels(1..3));
     drop(ours);
-    let other = Nats::start(broker.url().parse().unwrap(), ARRAY, &[8; 32]).unwrap();
-    // A sender without the array's key can't create a valid label.
+    let other = Nats::start(broker.url().parse().unwrap(), CLUSTER, &[8; 32]).unwrap();
+    // A sender without the cluster's key can't create a valid label.
     patiently(|| other.enqueue(HERE, labels(5..6)));
     assert_eq!(other.fetch(HERE).unwrap(), labels(5..6));
     let forged = admin.first();
@@ -458,7 +458,7 @@ fn stream_replicas_change_and_foreign_stream_is_kept() {
     assert!(!shown.contains("hush"), "{shown}");
     drop(more);
     let wrong = broker.url().replace("hush", "hash").parse().unwrap();
-    let wrong = Nats::start(wrong, ARRAY, &KEY).unwrap();
+    let wrong = Nats::start(wrong, CLUSTER, &KEY).unwrap();
     let error = wrong.fetch(HERE).unwrap_err().to_string();
     assert!(
         error.contains("uthorization") && !error.contains("hash"),

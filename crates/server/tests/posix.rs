@@ -1,7 +1,7 @@
 //! Corners of POSIX that the random test does not reach: permissions, times, limits, versions, attributes.
 #![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
 
-mod array;
+mod cluster;
 
 use rustix::io::Errno;
 use tidemill_server::names::{Caller, Names, Request, SqliteNames};
@@ -243,9 +243,9 @@ async fn sticky_directory_protects_entries_of_others() {
 }
 
 #[tokio::test]
-async fn user_cannot_take_kernel_folder_of_another() {
+async fn user_cannot_take_kernel_directory_of_another() {
     let tree = Tree::new();
-    tree.names.keep_kernels_folder((0, 0)).await.unwrap();
+    tree.names.keep_kernels_directory((0, 0)).await.unwrap();
     let found = tree.root(resolve("/kernels")).await;
     let Answer::Entry(found) = found else {
         panic!("{found:?}")
@@ -255,21 +255,21 @@ async fn user_cannot_take_kernel_folder_of_another() {
     // The Linux kernel of a mount's host has checked the mode, which lets everybody in.
     let mounted = Caller {
         checked: true,
-        trusted: true,
+        administrator: true,
         ..user(1000)
     };
-    let folder = |name: &str| Op::Create(create(kernels, name, Kind::Directory, 0o700));
+    let directory = |name: &str| Op::Create(create(kernels, name, Kind::Directory, 0o700));
     for caller in [&alice, &mounted] {
         for name in ["2000", "0", "new", "1000 ", "01000"] {
-            let refused = tree.errno(caller, folder(name)).await;
+            let refused = tree.errno(caller, directory(name)).await;
             assert_eq!(refused, Some(Errno::PERM), "{name}");
         }
     }
-    assert_eq!(tree.errno(&alice, folder("1000")).await, None);
+    assert_eq!(tree.errno(&alice, directory("1000")).await, None);
     // A user can't get another user's name through a name of their own.
     let away = rename(kernels, "1000", kernels, "2000");
     assert_eq!(tree.errno(&alice, away).await, Some(Errno::PERM));
-    assert_eq!(tree.errno(&bob, folder("2000")).await, None);
+    assert_eq!(tree.errno(&bob, directory("2000")).await, None);
     let swap = Op::Rename(v1::Rename {
         parent: kernels,
         name: b"1000".to_vec(),
@@ -537,14 +537,14 @@ async fn user_xattrs_are_kept_and_system_xattrs_answered() {
     };
     assert_eq!(tree.errno(&by, remove()).await, None);
     assert_eq!(tree.errno(&by, remove()).await, Some(Errno::NODATA));
-    let folder = v1::SetXattr {
+    let directory = v1::SetXattr {
         ino: 1,
         name: bytes("user.tidemill.node"),
         value: bytes("nonsense"),
         ..v1::SetXattr::default()
     };
     assert_eq!(
-        tree.errno(&by, Op::SetXattr(folder)).await,
+        tree.errno(&by, Op::SetXattr(directory)).await,
         Some(Errno::INVAL)
     );
 }
@@ -615,7 +615,7 @@ async fn readdir_continues_after_last_name() {
 /// Sealed objects need a node to be on; a tree of its own has none, so these tests use a server.
 mod versions {
     use super::{bytes, create, unlink};
-    use crate::array::{Running, file_op, mount, root, stat, write_file};
+    use crate::cluster::{Running, file_op, mount, root, stat, write_file};
     use rustix::io::Errno;
     use tidemill_client::Server as Client;
     use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
@@ -795,7 +795,7 @@ mod versions {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn new_files_go_to_nodes_of_their_folder_or_fail() {
+    async fn new_files_go_to_nodes_of_their_directory_or_fail() {
         let dir = tempfile::tempdir().unwrap();
         let running = Running::start(dir.path()).await;
         let client = running.client().await;
@@ -874,9 +874,9 @@ async fn rename_and_unlink_report_inode_they_changed() {
     }
 }
 
-/// No entry of the root gets a name of the control folder. An entry that has such a name from before can be renamed.
+/// No entry of the root gets a name of the control directory. An entry that has such a name from before can be renamed.
 #[tokio::test]
-async fn control_folder_names_are_reserved_at_root() {
+async fn control_directory_names_are_reserved_at_root() {
     let tree = Tree::new();
     let dir = tree.make(1, "d", Kind::Directory, 0o755, 0).await;
     let file = tree.make(1, "f", Kind::File, 0o644, 0).await;

@@ -21,8 +21,8 @@ fn load(path: &Path, sql: &str) -> Connection {
 }
 
 /// Returns the names and contents of a rebuilt database: path to inode, version and object.
-fn tree(folder: &Path) -> BTreeMap<String, (u64, u64, u64)> {
-    let db = Connection::open(folder.join("server.db")).unwrap();
+fn tree(directory: &Path) -> BTreeMap<String, (u64, u64, u64)> {
+    let db = Connection::open(directory.join("server.db")).unwrap();
     let sql = "WITH RECURSIVE tree(ino, path) AS (VALUES (1, '') UNION ALL \
                SELECT dirent.ino, tree.path || '/' || CAST(dirent.name AS TEXT) FROM tree \
                JOIN dirent ON dirent.parent = tree.ino) \
@@ -38,57 +38,57 @@ fn tree(folder: &Path) -> BTreeMap<String, (u64, u64, u64)> {
     rows.unwrap().map(Result::unwrap).collect()
 }
 
-fn again(folder: &Path, nodes: &[PathBuf]) -> Rebuilt {
-    rebuild(&folder.join("again"), nodes, (0, 0)).unwrap()
+fn again(directory: &Path, nodes: &[PathBuf]) -> Rebuilt {
+    rebuild(&directory.join("again"), nodes, (0, 0)).unwrap()
 }
 
 #[test]
-fn rebuild_recovers_files_of_array_without_notes() {
-    let folder = tempfile::tempdir().unwrap();
-    let node = folder.path().join("node.db");
+fn rebuild_recovers_files_of_cluster_without_notes() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = directory.path().join("node.db");
     drop(load(&node, NODE));
-    let rebuilt = again(folder.path(), &[node]);
+    let rebuilt = again(directory.path(), &[node]);
     assert_eq!(rebuilt.files, 3);
     assert_eq!(rebuilt.tasks, 1);
     // The paths of these objects were not attested by the server.
     assert_eq!((rebuilt.unnoted.len(), rebuilt.apart.len()), (0, 3));
-    let tree = tree(&folder.path().join("again"));
+    let tree = tree(&directory.path().join("again"));
     assert_eq!(tree["/lost+found/out.object2050"].2, 2050);
     assert_eq!(tree["/lost+found/in.txt.object1"].2, 1);
 }
 
 #[test]
 fn rebuild_refuses_live_database_copy_without_its_log() {
-    let folder = tempfile::tempdir().unwrap();
-    let node = folder.path().join("node.db");
+    let directory = tempfile::tempdir().unwrap();
+    let node = directory.path().join("node.db");
     let db = load(&node, NODE);
     let refused = |nodes: &Path| {
-        let made = rebuild(&folder.path().join("again"), &[nodes.into()], (0, 0));
+        let made = rebuild(&directory.path().join("again"), &[nodes.into()], (0, 0));
         made.unwrap_err().to_string()
     };
     db.execute("INSERT INTO identity VALUES ('log', x'01')", [])
         .unwrap();
     assert!(refused(&node).contains("node.db-wal"));
     // All rows may be in the log.
-    let nothing = folder.path().join("nothing.db");
+    let nothing = directory.path().join("nothing.db");
     std::fs::write(&nothing, "").unwrap();
     assert!(refused(&nothing).contains("node.db-wal"));
-    assert!(!folder.path().join("again/server.db").exists());
+    assert!(!directory.path().join("again/server.db").exists());
     db.execute("UPDATE identity SET value = x'00' WHERE key = 'log'", [])
         .unwrap();
-    let rebuilt = again(folder.path(), &[node]);
+    let rebuilt = again(directory.path(), &[node]);
     assert_eq!((rebuilt.files, rebuilt.less), (3, false));
 }
 
 #[test]
 fn rebuild_reports_missing_and_unknown_objects() {
-    let folder = tempfile::tempdir().unwrap();
-    let node = folder.path().join("node-0");
+    let directory = tempfile::tempdir().unwrap();
+    let node = directory.path().join("node-0");
     drop(load(&node.join("node.db"), NODE));
     let objects = node.join("objects/34");
     std::fs::create_dir_all(&objects).unwrap();
     std::fs::write(objects.join("0000000000aa1234"), "unknown").unwrap();
-    let rebuilt = again(folder.path(), &[node]);
+    let rebuilt = again(directory.path(), &[node]);
     assert_eq!((rebuilt.unknown, rebuilt.missing.len()), (1, 3));
     assert!(rebuilt.less);
 }
@@ -100,8 +100,8 @@ struct Node {
 }
 
 impl Node {
-    fn new(folder: &Path, id: u32) -> Self {
-        let path = folder.join(format!("node-{id}.db"));
+    fn new(directory: &Path, id: u32) -> Self {
+        let path = directory.join(format!("node-{id}.db"));
         let db = load(&path, NODE);
         let sql = format!(
             "DELETE FROM attribute; DELETE FROM object; DELETE FROM membership; \
@@ -156,8 +156,8 @@ fn note(ino: u64, change: u64, kind: Kind, object: u64, places: &[(u64, &[u8])])
 
 #[test]
 fn rebuild_prefers_latest_note_of_inode() {
-    let folder = tempfile::tempdir().unwrap();
-    let [one, two] = [0, 1].map(|id| Node::new(folder.path(), id));
+    let directory = tempfile::tempdir().unwrap();
+    let [one, two] = [0, 1].map(|id| Node::new(directory.path(), id));
     // The files are swapped by renames, with a name that is no text.
     one.object(100, 10, "/first", 1);
     two.object(101, 11, "/second", 1);
@@ -169,7 +169,7 @@ fn rebuild_prefers_latest_note_of_inode() {
         101,
         &[(1, b"first"), (1, b"\xff\xfe")],
     ));
-    // One node has a note of a folder from before its move, and the other one from after.
+    // One node has a note of a directory from before its move, and the other one from after.
     one.note(&note(20, 1, Kind::Directory, 0, &[(1, b"old")]));
     two.note(&note(20, 7, Kind::Directory, 0, &[(21, b"new")]));
     one.note(&note(21, 2, Kind::Directory, 0, &[(1, b"above")]));
@@ -181,8 +181,8 @@ fn rebuild_prefers_latest_note_of_inode() {
     one.object(112, 13, "/gone", 1);
     one.note(&note(13, 9, Kind::File, 112, &[]));
     two.object(113, 14, "/gone", 2);
-    let rebuilt = again(folder.path(), &[one.path, two.path]);
-    let tree = tree(&folder.path().join("again"));
+    let rebuilt = again(directory.path(), &[one.path, two.path]);
+    let tree = tree(&directory.path().join("again"));
     let expected = [
         ("/above", (21, 3, 0)),
         ("/above/new", (20, 3, 0)),
@@ -200,7 +200,7 @@ fn rebuild_prefers_latest_note_of_inode() {
         "{rebuilt:?}"
     );
     // The superseded versions are removed now.
-    let db = Connection::open(folder.path().join("again/server.db")).unwrap();
+    let db = Connection::open(directory.path().join("again/server.db")).unwrap();
     let removal = "SELECT group_concat(object) FROM (SELECT object FROM removal ORDER BY object)";
     let removal: String = db.query_row(removal, [], |row| row.get(0)).unwrap();
     assert_eq!(removal, "110,112");
@@ -208,8 +208,8 @@ fn rebuild_prefers_latest_note_of_inode() {
 
 #[test]
 fn rebuild_joins_copies_of_object_and_needs_only_one() {
-    let folder = tempfile::tempdir().unwrap();
-    let [one, two, three] = [0, 1, 2].map(|id| Node::new(folder.path(), id));
+    let directory = tempfile::tempdir().unwrap();
+    let [one, two, three] = [0, 1, 2].map(|id| Node::new(directory.path(), id));
     one.object(100, 10, "/kept", 1);
     one.note(&NameNote {
         copies: 3,
@@ -225,13 +225,13 @@ fn rebuild_joins_copies_of_object_and_needs_only_one() {
     two.object(103, 12, "/saved", 4);
     three.object(103, 12, "/saved", 5);
     three.note(&note(12, 7, Kind::File, 103, &[(1, b"known")]));
-    let rebuilt = again(folder.path(), &[one.path, two.path, three.path]);
+    let rebuilt = again(directory.path(), &[one.path, two.path, three.path]);
     assert_eq!((rebuilt.files, rebuilt.apart.len()), (3, 0), "{rebuilt:?}");
-    let tree = tree(&folder.path().join("again"));
+    let tree = tree(&directory.path().join("again"));
     assert_eq!(tree["/renamed"], (10, 3, 100));
     assert_eq!(tree["/new"], (11, 3, 102));
     assert_eq!(tree["/known"], (12, 3, 103));
-    let db = Connection::open(folder.path().join("again/server.db")).unwrap();
+    let db = Connection::open(directory.path().join("again/server.db")).unwrap();
     let ask = |sql: &str| -> String { db.query_row(sql, [], |row| row.get(0)).unwrap() };
     let first = "SELECT group_concat(object || '@' || node || '*' || copies) FROM \
                  (SELECT * FROM version ORDER BY object)";
@@ -246,8 +246,8 @@ fn rebuild_joins_copies_of_object_and_needs_only_one() {
 
 #[test]
 fn rebuild_joins_parts_of_striped_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let [one, two, three] = [0, 1, 2].map(|id| Node::new(folder.path(), id));
+    let directory = tempfile::tempdir().unwrap();
+    let [one, two, three] = [0, 1, 2].map(|id| Node::new(directory.path(), id));
     let part = |node: &Node, id, (version, index): (u64, u64), sealed_at| {
         node.object(id, version - 100, "/was", sealed_at);
         let of = PartOf {
@@ -279,14 +279,14 @@ fn rebuild_joins_parts_of_striped_file() {
     // The first part of this version is lost.
     part(&two, 206, (115, 1), 3);
     two.note(&note(15, 7, Kind::File, 115, &[(1, b"half")]));
-    let rebuilt = again(folder.path(), &[one.path, two.path, three.path]);
-    let tree = tree(&folder.path().join("again"));
+    let rebuilt = again(directory.path(), &[one.path, two.path, three.path]);
+    let tree = tree(&directory.path().join("again"));
     let expected = [("/late", (11, 4, 112)), ("/noted", (10, 3, 110))];
     let expected = expected.map(|(path, of)| (path.to_owned(), of));
     assert_eq!(tree, BTreeMap::from(expected));
     assert_eq!(rebuilt.missing, [PathBuf::from("/half")]);
     assert!(rebuilt.apart.is_empty(), "{rebuilt:?}");
-    let db = Connection::open(folder.path().join("again/server.db")).unwrap();
+    let db = Connection::open(directory.path().join("again/server.db")).unwrap();
     let ask = |sql: &str| -> String { db.query_row(sql, [], |row| row.get(0)).unwrap() };
     let vnodes = "SELECT group_concat(ino || '@' || node || ':' || size) FROM (SELECT * FROM inode \
                  WHERE object != 0 ORDER BY ino)";
@@ -313,8 +313,8 @@ fn rebuild_joins_parts_of_striped_file() {
 
 #[test]
 fn rebuild_takes_names_from_notes_only() {
-    let folder = tempfile::tempdir().unwrap();
-    let [one, two] = [0, 1].map(|id| Node::new(folder.path(), id));
+    let directory = tempfile::tempdir().unwrap();
+    let [one, two] = [0, 1].map(|id| Node::new(directory.path(), id));
     let value = |node: &Node, id, number, value: u64| {
         node.attribute(id, object::PAGE, number, &value.to_le_bytes());
     };
@@ -344,19 +344,19 @@ fn rebuild_takes_names_from_notes_only() {
     // Only the note names the inode of this object.
     one.object(105, 0, "", 3);
     one.note(&note(12, 7, Kind::File, 105, &[(2, b"later")]));
-    let rebuilt = again(folder.path(), &[one.path, two.path]);
-    let tree = tree(&folder.path().join("again"));
+    let rebuilt = again(directory.path(), &[one.path, two.path]);
+    let tree = tree(&directory.path().join("again"));
     assert_eq!(tree["/home/notes"], (10, 3, 100));
     assert_eq!(tree["/home/striped"], (11, 3, 110));
     assert_eq!(tree["/home/later"], (12, 3, 105));
-    let below = |folder: &str| {
-        let found = tree.keys().filter(|path| path.starts_with(folder));
+    let below = |directory: &str| {
+        let found = tree.keys().filter(|path| path.starts_with(directory));
         found.map(String::as_str).collect::<Vec<_>>()
     };
     let home = ["/home/later", "/home/notes", "/home/striped"];
     assert_eq!(below("/home/"), home);
     assert_eq!(below("/lost+found/").len(), 1, "{rebuilt:?}");
-    let db = Connection::open(folder.path().join("again/server.db")).unwrap();
+    let db = Connection::open(directory.path().join("again/server.db")).unwrap();
     let ask = |sql: &str| -> String { db.query_row(sql, [], |row| row.get(0)).unwrap() };
     let parts = "SELECT group_concat(part) FROM (SELECT part FROM part ORDER BY seq)";
     assert_eq!(ask(parts), "201,202");
@@ -366,9 +366,9 @@ fn rebuild_takes_names_from_notes_only() {
 
 #[test]
 fn rebuild_names_files_that_it_cannot_restore() {
-    let folder = tempfile::tempdir().unwrap();
-    let one = Node::new(folder.path(), 0);
-    // Two files with one name, an unknown folder, folders that contain each other, and a version whose bytes are lost.
+    let directory = tempfile::tempdir().unwrap();
+    let one = Node::new(directory.path(), 0);
+    // Two files with one name, an unknown directory, directories that contain each other, and a version whose bytes are lost.
     one.object(100, 10, "/x", 1);
     one.object(101, 11, "/x", 1);
     one.note(&note(10, 5, Kind::File, 100, &[(1, b"x")]));
@@ -379,8 +379,8 @@ fn rebuild_names_files_that_it_cannot_restore() {
     one.note(&note(21, 2, Kind::Directory, 0, &[(20, b"b")]));
     one.object(103, 13, "/z", 1);
     one.note(&note(13, 8, Kind::File, 104, &[(1, b"z")]));
-    let rebuilt = again(folder.path(), &[one.path]);
-    let tree = tree(&folder.path().join("again"));
+    let rebuilt = again(directory.path(), &[one.path]);
+    let tree = tree(&directory.path().join("again"));
     assert_eq!(tree["/x"], (11, 3, 101));
     assert_eq!(tree["/lost+found/x.inode10"], (10, 3, 100));
     assert_eq!(tree["/lost+found/y.inode12"], (12, 3, 102));

@@ -1,9 +1,9 @@
 //! Rules: every matching version fires exactly once, whatever happens to the server and to the file in the meantime.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod array;
+mod cluster;
 
-use array::{FakeNode, Running, failure, job, mount, root, stat, success, user, write_file};
+use cluster::{FakeNode, Running, failure, job, mount, root, stat, success, user, write_file};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
@@ -160,12 +160,12 @@ async fn overwrite(client: &Client, path: &str, size: u64) -> u64 {
     object.0
 }
 
-async fn with_folders(dir: &Path) -> (Running, FakeNode, Client) {
+async fn with_directories(dir: &Path) -> (Running, FakeNode, Client) {
     let running = Running::start(dir).await;
     let node = running.node(0).await;
     let client = running.client().await;
-    for folder in ["/w", "/w/in", "/w/out", "/w/tmp"] {
-        mkdir(&client, folder).await;
+    for directory in ["/w", "/w/in", "/w/out", "/w/tmp"] {
+        mkdir(&client, directory).await;
     }
     (running, node, client)
 }
@@ -173,7 +173,7 @@ async fn with_folders(dir: &Path) -> (Running, FakeNode, Client) {
 #[tokio::test(flavor = "multi_thread")]
 async fn sealed_match_fires_rule_with_rights_of_its_owner() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, node, client) = with_folders(dir.path()).await;
+    let (_running, node, client) = with_directories(dir.path()).await;
     let worker = node.serve();
     write_file(&client, "/w/in/before.dat", 1, OWNER).await;
     let rule = add(&client, request(OWNER, RULE)).await;
@@ -204,9 +204,9 @@ async fn sealed_match_fires_rule_with_rights_of_its_owner() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn renames_links_and_moved_folders_fire_each_version_once() {
+async fn renames_links_and_moved_directories_fire_each_version_once() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, node, client) = with_folders(dir.path()).await;
+    let (_running, node, client) = with_directories(dir.path()).await;
     let worker = node.serve();
     add(&client, request(OWNER, RULE)).await;
     write_file(&client, "/w/in/.a.dat.part", 7, OWNER).await;
@@ -228,7 +228,7 @@ async fn renames_links_and_moved_folders_fire_each_version_once() {
     };
     client.one(&root(), Op::Link(link)).await.unwrap();
     settled(&client, 3).await;
-    // The folder has more files than are examined in one transaction.
+    // The directory has more files than are examined in one transaction.
     mkdir(&client, "/w/tmp/in").await;
     for index in 0..230 {
         write_file(&client, &format!("/w/tmp/in/d{index}.dat"), 1, OWNER).await;
@@ -244,7 +244,7 @@ async fn renames_links_and_moved_folders_fire_each_version_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_version_fires_separately_with_its_own_bytes() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, mut node, client) = with_folders(dir.path()).await;
+    let (_running, mut node, client) = with_directories(dir.path()).await;
     add(&client, request(OWNER, RULE)).await;
     pause(&client, true).await;
     let first = write_file(&client, "/w/in/a.dat", 7, OWNER).await;
@@ -297,7 +297,7 @@ async fn each_version_fires_separately_with_its_own_bytes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn server_killed_at_any_step_fires_each_version_once() {
     let dir = tempfile::tempdir().unwrap();
-    let (mut running, mut node, mut client) = with_folders(dir.path()).await;
+    let (mut running, mut node, mut client) = with_directories(dir.path()).await;
     add(&client, request(OWNER, RULE)).await;
     let mut sealed = BTreeSet::new();
     for round in 0..12_u64 {
@@ -344,7 +344,7 @@ async fn server_killed_at_any_step_fires_each_version_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_that_triggers_itself_stops_at_depth_limit() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, node, client) = with_folders(dir.path()).await;
+    let (_running, node, client) = with_directories(dir.path()).await;
     let worker = node.serve();
     let text = RULE
         .replace("out/${n}.txt", "in/${n}x.dat")
@@ -379,7 +379,7 @@ async fn rule_that_triggers_itself_stops_at_depth_limit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_firings_are_listed_and_can_be_retried() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, mut node, client) = with_folders(dir.path()).await;
+    let (_running, mut node, client) = with_directories(dir.path()).await;
     let text = RULE.replace("kernel =", "retries = 0; kernel =");
     add(&client, request(OWNER, &text)).await;
     write_file(&client, "/w/in/a.dat", 7, OWNER).await;
@@ -418,7 +418,7 @@ async fn failed_firings_are_listed_and_can_be_retried() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_for_all_uses_rights_of_each_file_owner() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, node, client) = with_folders(dir.path()).await;
+    let (_running, node, client) = with_directories(dir.path()).await;
     let worker = node.serve();
     let text = RULE
         .replace("out/${n}.txt", "${n}.txt")
@@ -429,7 +429,7 @@ async fn rule_for_all_uses_rights_of_each_file_owner() {
         ..request(uid, &text)
     };
     let refused = client.rules().add(for_all(OWNER)).await;
-    assert!(refused.is_err() || is_operator(OWNER));
+    assert!(refused.is_err() || is_administrator(OWNER));
     let text_all = text.replace("\"${n}.txt\"", "\"${dir}/${n}.txt\"");
     add(
         &client,
@@ -439,9 +439,9 @@ async fn rule_for_all_uses_rights_of_each_file_owner() {
         },
     )
     .await;
-    for (folder, uid) in [("/home1", 2001), ("/home2", 2002)] {
+    for (directory, uid) in [("/home1", 2001), ("/home2", 2002)] {
         let create = v1::Create {
-            name: folder.as_bytes().to_vec(),
+            name: directory.as_bytes().to_vec(),
             kind: v1::Kind::Directory.into(),
             mode: 0o700,
             uid,
@@ -449,7 +449,7 @@ async fn rule_for_all_uses_rights_of_each_file_owner() {
             ..v1::Create::default()
         };
         client.one(&root(), Op::Create(create)).await.unwrap();
-        write_file(&client, &format!("{folder}/a.dat"), 7, uid).await;
+        write_file(&client, &format!("{directory}/a.dat"), 7, uid).await;
     }
     loop {
         let log = log_of(&client, 0, "count").await;
@@ -473,7 +473,7 @@ async fn rule_for_all_uses_rights_of_each_file_owner() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_for_all_skips_files_that_another_user_moved() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, _node, client) = with_folders(dir.path()).await;
+    let (_running, _node, client) = with_directories(dir.path()).await;
     let text = RULE.replace("in/", "(?:in|in/other|in/one)/");
     let for_all = v1::AddRuleRequest {
         for_all: true,
@@ -512,7 +512,7 @@ async fn rule_for_all_skips_files_that_another_user_moved() {
         log.into_iter().map(|one| one.path).collect()
     };
     assert_eq!(fired().await, ["/w/in/b.dat"]);
-    // Folders are walked later, the older folder first.
+    // Directories are walked later, the older directory first.
     rename_as(&client, &user(2002), "/drop/other", "/w/in/other").await;
     rename_as(&client, &user(2001), "/drop/one", "/w/in/one").await;
     while fired().await.len() < 2 {
@@ -521,14 +521,14 @@ async fn rule_for_all_skips_files_that_another_user_moved() {
     assert_eq!(fired().await, ["/w/in/b.dat", "/w/in/one/d.dat"]);
 }
 
-fn is_operator(uid: u32) -> bool {
+fn is_administrator(uid: u32) -> bool {
     uid == rustix::process::geteuid().as_raw()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn existing_files_fire_on_request_and_rule_can_be_removed() {
     let dir = tempfile::tempdir().unwrap();
-    let (running, node, client) = with_folders(dir.path()).await;
+    let (running, node, client) = with_directories(dir.path()).await;
     for index in 0..210 {
         write_file(&client, &format!("/w/in/{index}.dat"), 7, OWNER).await;
     }
@@ -575,7 +575,7 @@ async fn existing_files_fire_on_request_and_rule_can_be_removed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn batch_gathers_files_into_one_task() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, mut node, client) = with_folders(dir.path()).await;
+    let (_running, mut node, client) = with_directories(dir.path()).await;
     let text = RULE
         .replace("task =", "batch = { files = 3; after = \"1s\"; }; task =")
         .replace("out/${n}.txt", "out/${batch}.txt");
@@ -604,7 +604,7 @@ async fn batch_gathers_files_into_one_task() {
 async fn burst_of_files_makes_few_jobs() {
     const FILES: usize = 2000;
     let dir = tempfile::tempdir().unwrap();
-    let (_running, node, client) = with_folders(dir.path()).await;
+    let (_running, node, client) = with_directories(dir.path()).await;
     add(&client, request(OWNER, RULE)).await;
     let other = RULE
         .replace("\"count\"", "\"others\"")
@@ -637,7 +637,7 @@ async fn burst_of_one_user_does_not_delay_rules_of_others() {
     const FILES: usize = 1000;
     const OTHER: u32 = 2000;
     let dir = tempfile::tempdir().unwrap();
-    let (_running, node, client) = with_folders(dir.path()).await;
+    let (_running, node, client) = with_directories(dir.path()).await;
     let create = v1::Create {
         name: b"/theirs".to_vec(),
         kind: v1::Kind::Directory.into(),
@@ -686,7 +686,7 @@ async fn burst_of_one_user_does_not_delay_rules_of_others() {
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_rules_are_refused_and_rule_tests_keep_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, _node, client) = with_folders(dir.path()).await;
+    let (_running, _node, client) = with_directories(dir.path()).await;
     let reply = client
         .rules()
         .add(request(OWNER, "name = 1;"))
@@ -775,7 +775,7 @@ fn change(dir: &Path, sql: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn round_fails_at_depth_limit_until_retried() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, node, client) = with_folders(dir.path()).await;
+    let (_running, node, client) = with_directories(dir.path()).await;
     let worker = node.serve();
     let text = HOOK.replace("out/r${round}.txt", "in/r${round}.dat");
     add(&client, request(OWNER, &text)).await;
@@ -820,7 +820,7 @@ async fn round_fails_at_depth_limit_until_retried() {
 #[tokio::test(flavor = "multi_thread")]
 async fn round_includes_all_files_moved_with_their_marker() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, node, client) = with_folders(dir.path()).await;
+    let (_running, node, client) = with_directories(dir.path()).await;
     let worker = node.serve();
     let text = HOOK
         .replace("in/*.dat", "in/*/*.dat")
@@ -846,7 +846,7 @@ async fn round_includes_all_files_moved_with_their_marker() {
 #[tokio::test(flavor = "multi_thread")]
 async fn marker_waits_for_files_closed_before_it() {
     let dir = tempfile::tempdir().unwrap();
-    let (running, node, client) = with_folders(dir.path()).await;
+    let (running, node, client) = with_directories(dir.path()).await;
     let text = HOOK.replace("map =", "marker = \"in/DONE\"; map =");
     add(&client, request(OWNER, &text)).await;
     let (session, stream) = mount(&client).await;
@@ -908,7 +908,7 @@ async fn marker_waits_for_files_closed_before_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn hook_with_too_many_pending_files_lags_and_starts_no_more() {
     let dir = tempfile::tempdir().unwrap();
-    let (_running, _node, client) = with_folders(dir.path()).await;
+    let (_running, _node, client) = with_directories(dir.path()).await;
     let text = HOOK.replace("map =", "on = \"write\"; map =");
     add(&client, request(OWNER, &text)).await;
     pause(&client, true).await;
@@ -919,7 +919,7 @@ async fn hook_with_too_many_pending_files_lags_and_starts_no_more() {
     let shown = hook(&client).await;
     assert!(shown.lags && shown.lag_files == 17);
     assert!(shown.lag_bytes > 1 << 62, "{}", shown.lag_bytes);
-    let status = client.array().status(v1::StatusRequest {}).await.unwrap();
+    let status = client.cluster().status(v1::StatusRequest {}).await.unwrap();
     assert_eq!(status.into_inner().hooks_behind.len(), 1);
     // This file is queued when it is closed.
     let (ino, object) = client.reserve(1, 1).await.unwrap();

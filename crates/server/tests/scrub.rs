@@ -1,9 +1,9 @@
 //! Damaged copies from the view of the server, and scrubs that find them.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod array;
+mod cluster;
 
-use array::{FakeNode, Running, ended, root, status, submit, success};
+use cluster::{FakeNode, Running, ended, root, status, submit, success};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -223,7 +223,7 @@ async fn damaged_first_copy_is_read_elsewhere_and_repaired() {
     );
     // The repair fails at first: it is retried, and the copy is not forgotten.
     first
-        .finished(label, array::failure("device", "full"))
+        .finished(label, cluster::failure("device", "full"))
         .await;
     until(&client, ino, &["damaged", "current"]).await;
     let db = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
@@ -298,7 +298,7 @@ async fn jobs_read_undamaged_copy() {
     // The node finds that its own copy is missing: the next try is sent with the other copy.
     tell(&first, &[object]).await;
     first
-        .finished(label, array::failure("input", "is missing"))
+        .finished(label, cluster::failure("input", "is missing"))
         .await;
     let (label, analyse) = loop {
         match errand(&mut first).await {
@@ -443,7 +443,7 @@ async fn invalid_scrub_requests_are_refused() {
         let refused = refused.await.unwrap_err();
         assert!(refused.message().contains(what), "{refused}");
     }
-    // A folder without files has nothing to read.
+    // A directory without files has nothing to read.
     let asked = scrub(&client, "/", None).await;
     assert_eq!((asked.objects, asked.nodes.len()), (0, 0));
     assert_eq!(scrubbed(&client, asked.request).await.scrubs.len(), 0);

@@ -1,9 +1,9 @@
 //! A server over its real sockets, with a node that speaks the protocol from within the test.
 #![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
 
-mod array;
+mod cluster;
 
-use array::{Running, file_op, root};
+use cluster::{Running, file_op, root};
 use tidemill_client::{Credential, Endpoint, Error, Server as Client, Trust};
 use tidemill_server::Config;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
@@ -90,8 +90,8 @@ async fn tcp_requires_token() {
         let credential = Credential::read(running.server().token_file()).unwrap();
         let client = Client::connect(&endpoint, Some(&credential)).await.unwrap();
         assert_eq!(
-            client.trust().map(Trust::authority),
-            Some(credential.authority.as_slice())
+            client.trust().map(Trust::ca),
+            Some(credential.ca.as_slice())
         );
 
         let wrong = Credential {
@@ -99,7 +99,7 @@ async fn tcp_requires_token() {
             ..credential
         };
         let error = Client::connect(&endpoint, Some(&wrong)).await.unwrap_err();
-        assert!(error.to_string().contains("array token"), "{error}");
+        assert!(error.to_string().contains("cluster token"), "{error}");
         assert!(Client::connect(&endpoint, None).await.is_err());
         running.stop().await;
     }
@@ -122,7 +122,7 @@ async fn client_refuses_server_with_other_certificate() {
 
     // Without a credential, the client cannot recognise the server.
     let error = Client::connect(&endpoint, None).await.unwrap_err();
-    assert!(matches!(error, Error::NoAuthority(_)), "{error}");
+    assert!(matches!(error, Error::NoCa(_)), "{error}");
     let own = Credential::read(running.server().token_file()).unwrap();
 
     // Without TLS the token never gets through, and the error says what to do.
@@ -139,7 +139,7 @@ async fn client_refuses_server_with_other_certificate() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn authority_and_token_survive_restart() {
+async fn ca_and_token_survive_restart() {
     let dir = tempfile::tempdir().unwrap();
     let mut seen = Vec::new();
     for _ in 0..2 {
@@ -158,17 +158,17 @@ async fn authority_and_token_survive_restart() {
 async fn refused(client: &Client, version: u32) -> tonic::Status {
     let hello = v1::Hello {
         version,
-        node: Some(array::status(3)),
+        node: Some(cluster::status(3)),
         ..v1::Hello::default()
     };
     let hello = v1::FromNode {
         message: Some(v1::from_node::Message::Hello(hello)),
     };
     let stream = tokio_stream::iter([hello]);
-    client.array().attach(stream).await.unwrap_err()
+    client.cluster().attach(stream).await.unwrap_err()
 }
 
-/// A node of a release without needs, surroundings and folders would silently ignore these fields.
+/// A node of a release without needs, surroundings and directories would silently ignore these fields.
 #[tokio::test(flavor = "multi_thread")]
 async fn node_of_another_release_is_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -182,7 +182,7 @@ async fn node_of_another_release_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn array_with_tls_refuses_plain_node() {
+async fn cluster_with_tls_refuses_plain_node() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start_with(Config::new(dir.path())).await;
     let client = running.client().await;
@@ -330,7 +330,7 @@ async fn client_waits_for_restarting_server() {
 }
 
 #[tokio::test]
-async fn second_server_in_same_folder_is_refused() {
+async fn second_server_in_same_directory_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let _running = Running::start(dir.path()).await;
     let second = tidemill_server::Server::start(tidemill_server::Config::new(dir.path())).await;
@@ -346,13 +346,13 @@ async fn unfit_node_is_reported_as_state() {
     let (out, receiver) = tokio::sync::mpsc::channel(1);
     let hello = v1::Hello {
         version: tidemill_wire::PROTOCOL_VERSION + 1,
-        node: Some(array::status(4)),
+        node: Some(cluster::status(4)),
         ..v1::Hello::default()
     };
     let message = Some(v1::from_node::Message::Hello(hello));
     out.send(v1::FromNode { message }).await.unwrap();
     let stream = tokio_stream::wrappers::ReceiverStream::new(receiver);
-    let refused = match client.array().attach(stream).await {
+    let refused = match client.cluster().attach(stream).await {
         Ok(answers) => answers.into_inner().message().await.unwrap_err(),
         Err(refused) => refused,
     };
@@ -371,9 +371,9 @@ async fn unfit_node_is_reported_as_state() {
     };
     let late = v1::Node {
         conditions: vec![clock, unknown],
-        ..array::status(5)
+        ..cluster::status(5)
     };
-    let _late = array::FakeNode::attach_as(&client, late, Vec::new()).await;
+    let _late = cluster::FakeNode::attach_as(&client, late, Vec::new()).await;
     let states = client.status().await.unwrap().conditions;
     let told = |name: &str| states.iter().find(|one| one.name == name).cloned();
     let version = told("node-version").unwrap();

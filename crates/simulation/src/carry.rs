@@ -34,7 +34,7 @@ pub(crate) fn request(session: u64, ops: &[Op]) -> Request {
             gid: 1000,
             groups: Vec::new(),
             checked: true,
-            trusted: true,
+            administrator: true,
         },
         session,
         durable: false,

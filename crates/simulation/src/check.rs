@@ -25,7 +25,7 @@ impl World {
         read.expect("the server's tables can be read")
     }
 
-    /// Returns all unsettled state; empty once the array is at rest.
+    /// Returns all unsettled state; empty once the cluster is at rest.
     pub(crate) fn unsettled(&self) -> Vec<String> {
         let running = i32::from(State::Running);
         let mut left = Vec::new();

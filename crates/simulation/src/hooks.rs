@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::label::FailureKind;
 use tidemill_core::rule::hook::{Keep, On};
 
-/// Folder for the results of rounds.
+/// Directory for the results of rounds.
 pub(crate) const REDUCED: &str = "reduced";
 /// Kernel that reduces.
 pub(crate) const REDUCE: &str = "max";
@@ -283,7 +283,7 @@ impl World {
         );
     }
 
-    /// Looks for pending work of hooks; none is left once the array is at rest.
+    /// Looks for pending work of hooks; none is left once the cluster is at rest.
     pub(crate) fn look_at_hooks(&self, look: &mut impl FnMut(&str, Vec<String>)) {
         let Some(hooked) = &self.hooked else { return };
         let now = time::now().0;
@@ -392,8 +392,8 @@ impl Hook {
             ..
         } = self;
         let current = "JOIN inode ON inode.ino = firing.ino AND inode.object = firing.object AND inode.writing = 0 \
-                       JOIN dirent ON dirent.ino = inode.ino JOIN dirent AS folder ON folder.ino = dirent.parent \
-                       AND firing.path = '/' || CAST(folder.name AS TEXT) || '/' || CAST(dirent.name AS TEXT)";
+                       JOIN dirent ON dirent.ino = inode.ino JOIN dirent AS directory ON directory.ino = dirent.parent \
+                       AND firing.path = '/' || CAST(directory.name AS TEXT) || '/' || CAST(dirent.name AS TEXT)";
         let mut wrong = vec![
             (
                 "was not mapped",

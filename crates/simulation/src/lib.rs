@@ -1,4 +1,4 @@
-//! Deterministic simulation of the whole array's control plane under faults.
+//! Deterministic simulation of the whole cluster's control plane under faults.
 //!
 //! The *production* dispatcher, its driver, journal, publication and cached results, the namespace on SQLite, the server's timers and its
 //! list of nodes, and the nodes' label state machine with its database run in one thread under a virtual clock and a virtual network.

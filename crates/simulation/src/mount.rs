@@ -1,4 +1,4 @@
-//! Simulated client of the array. It follows the protocol of mounts and of `tidemill put` (ids, names, bytes, seal at the node, seal at
+//! Simulated client of the cluster. It follows the protocol of mounts and of `tidemill put` (ids, names, bytes, seal at the node, seal at
 //! the server, all repeated until there is an answer), and submits jobs.
 
 use crate::dice::mix;
@@ -21,11 +21,11 @@ mod errno {
     pub(super) const HOSTUNREACH: i32 = 113;
 }
 
-/// Folders in which clients work.
-pub(crate) const FOLDERS: [&str; 2] = ["a", "b"];
-/// Number of names in each folder.
+/// Directories in which clients work.
+pub(crate) const DIRECTORIES: [&str; 2] = ["a", "b"];
+/// Number of names in each directory.
 pub(crate) const NAMES: u64 = 5;
-/// Folder for the outputs of jobs.
+/// Directory for the outputs of jobs.
 pub(crate) const OUT: &str = "out";
 /// Maximum number of jobs per client: more jobs than nodes can complete would make the end of the run too long.
 const SCRIPTS_MAX: u64 = 40;
@@ -59,7 +59,7 @@ pub(crate) struct Client {
     /// Jobs of this client that were acknowledged.
     jobs: Rc<std::cell::RefCell<Vec<u64>>>,
     scripts: Rc<Cell<u64>>,
-    /// Node in memory on the client's host, if there is one: the client writes the files of the memory folder on it.
+    /// Node in memory on the client's host, if there is one: the client writes the files of the memory directory on it.
     memory: Option<u32>,
 }
 
@@ -119,14 +119,15 @@ impl Client {
 
     /// Returns the path of a file that may exist.
     fn some_path(&self) -> String {
-        let usual = FOLDERS.into_iter();
+        let usual = DIRECTORIES.into_iter();
         let memory = [MEMORY].into_iter().chain(ROOMS);
-        let folders: Vec<&str> = match self.memory {
+        let directories: Vec<&str> = match self.memory {
             Some(_) => usual.chain(memory).collect(),
             None => usual.collect(),
         };
-        let folder = folders[usize::try_from(self.roll(folders.len() as u64)).unwrap_or(0)];
-        format!("/{folder}/f{}", self.roll(NAMES))
+        let directory =
+            directories[usize::try_from(self.roll(directories.len() as u64)).unwrap_or(0)];
+        format!("/{directory}/f{}", self.roll(NAMES))
     }
 
     fn roll(&self, sides: u64) -> u64 {
@@ -362,13 +363,14 @@ impl Client {
             return;
         }
         let split = |path: &str| {
-            let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
-            (folder.to_owned(), name.as_bytes().to_vec())
+            let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
+            (directory.to_owned(), name.as_bytes().to_vec())
         };
-        let ((from_folder, name), (to_folder, new_name)) = (split(path), split(to));
-        let (Ok(parent), Ok(new_parent)) =
-            (self.find(&from_folder).await, self.find(&to_folder).await)
-        else {
+        let ((from_directory, name), (to_directory, new_name)) = (split(path), split(to));
+        let (Ok(parent), Ok(new_parent)) = (
+            self.find(&from_directory).await,
+            self.find(&to_directory).await,
+        ) else {
             return;
         };
         let rename = v1::Rename {
@@ -385,8 +387,8 @@ impl Client {
     }
 
     async fn unlink(&self, path: &str) {
-        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
-        let Ok(parent) = self.find(folder).await else {
+        let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let Ok(parent) = self.find(directory).await else {
             return;
         };
         let unlink = v1::Unlink {

@@ -222,7 +222,7 @@ impl Node {
             up: true,
             url: format!("http://node-{}", self.id),
             host: format!("host-{}", self.id),
-            folder: format!("/node/{}", self.id),
+            directory: format!("/node/{}", self.id),
             cores: self.cores,
             memory_bytes: self.offers().memory_bytes,
             resources: self.offers().named,
@@ -248,7 +248,7 @@ impl Node {
                 node: self.id,
                 role: "store".into(),
                 host: format!("host-{}", self.id),
-                folder: format!("/node/{}", self.id),
+                directory: format!("/node/{}", self.id),
                 ..v1::Node::default()
             }),
             ..v1::Hello::default()
@@ -297,7 +297,7 @@ impl Node {
         let hello = v1::Hello {
             version: tidemill_wire::PROTOCOL_VERSION,
             node: Some(self.status(life)),
-            array_id: 0,
+            cluster_id: 0,
             labels: known.iter().map(|record| record.id.0).collect(),
             free_space_epoch: 0,
             asleep: false,

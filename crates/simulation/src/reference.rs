@@ -15,7 +15,7 @@ const ROOT: u64 = 1;
 pub(crate) const NOENT: i32 = 2;
 const EXIST: i32 = 17;
 
-/// Name of an entry: its folder's inode and the name itself.
+/// Name of an entry: its directory's inode and the name itself.
 type Name = (u64, String);
 
 /// Task whose outputs may appear.
@@ -36,7 +36,7 @@ pub(crate) struct Reference {
     objects: BTreeMap<u64, u64>,
     /// Mode of each file.
     modes: BTreeMap<u64, u32>,
-    folders: BTreeMap<String, u64>,
+    directories: BTreeMap<String, u64>,
     /// All inodes that any file ever used.
     inodes: BTreeSet<u64>,
     /// Content of each object that was ever sealed.
@@ -76,7 +76,7 @@ struct Entry {
 impl Reference {
     pub(crate) fn new() -> Self {
         let mut reference = Self::default();
-        reference.folders.insert(String::new(), ROOT);
+        reference.directories.insert(String::new(), ROOT);
         reference
     }
 
@@ -96,14 +96,14 @@ impl Reference {
         }
     }
 
-    /// Removes a folder and all its entries.
-    pub(crate) fn folder_ends(&mut self, name: &str, ino: u64) {
+    /// Removes a directory and all its entries.
+    pub(crate) fn directory_ends(&mut self, name: &str, ino: u64) {
         let below = self.entries.keys().filter(|(parent, _)| *parent == ino);
         for name in below.cloned().collect::<Vec<_>>() {
             self.entries.remove(&name);
             self.note(&name);
         }
-        self.folders.remove(name);
+        self.directories.remove(name);
     }
 
     /// Removes a file because a hook has mapped its current version.
@@ -117,9 +117,9 @@ impl Reference {
         self.note(&name);
     }
 
-    /// Adds a folder that was created before all operations.
-    pub(crate) fn folder(&mut self, name: &str, ino: u64) {
-        self.folders.insert(name.into(), ino);
+    /// Adds a directory that was created before all operations.
+    pub(crate) fn directory(&mut self, name: &str, ino: u64) {
+        self.directories.insert(name.into(), ino);
     }
 
     /// Records the user of an object id, which must not be used by anything else.
@@ -194,14 +194,14 @@ impl Reference {
 
     fn name_of(&self, path: &[u8]) -> Option<Name> {
         let path = String::from_utf8_lossy(path);
-        let (folder, name) = path.rsplit_once('/')?;
-        let folder = folder.trim_start_matches('/');
-        Some((*self.folders.get(folder)?, name.to_owned()))
+        let (directory, name) = path.rsplit_once('/')?;
+        let directory = directory.trim_start_matches('/');
+        Some((*self.directories.get(directory)?, name.to_owned()))
     }
 
     fn path_of(&self, name: &Name) -> String {
-        let folder = self.folders.iter().find(|(_, ino)| **ino == name.0);
-        format!("/{}/{}", folder.map_or("", |(path, _)| path), name.1)
+        let directory = self.directories.iter().find(|(_, ino)| **ino == name.0);
+        format!("/{}/{}", directory.map_or("", |(path, _)| path), name.1)
     }
 
     /// Records a change of the object at a name.
@@ -216,7 +216,7 @@ impl Reference {
 
     fn resolved(&self, op: &v1::Resolve, result: &Named) {
         let path = String::from_utf8_lossy(&op.path);
-        let known = match self.folders.get(path.trim_start_matches('/')) {
+        let known = match self.directories.get(path.trim_start_matches('/')) {
             Some(ino) => Some(*ino),
             None => self
                 .name_of(&op.path)
@@ -238,7 +238,7 @@ impl Reference {
     fn created(&mut self, op: &v1::Create, result: &Named) {
         let Some(name) = self.name_of(&op.name) else {
             let opened = matches!(result, Named::Opened(_));
-            return assert!(!opened, "a file is made in a folder that is not there");
+            return assert!(!opened, "a file is made in a directory that is not there");
         };
         let known = self.entries.get(&name).copied();
         match result {
@@ -378,9 +378,9 @@ impl Reference {
     /// Compares the model with the server's database, and adds the outputs that jobs have published since.
     pub(crate) fn compare(&mut self, db: &Connection, nodes: &[Node]) {
         let entries = entries(db).expect("the tables of names can be read");
-        let out = self.folders.get(crate::mount::OUT).copied();
-        let ruled = self.folders.get(RULED).copied();
-        let reduced = self.folders.get(REDUCED).copied();
+        let out = self.directories.get(crate::mount::OUT).copied();
+        let ruled = self.directories.get(RULED).copied();
+        let reduced = self.directories.get(REDUCED).copied();
         let mut seen = BTreeSet::new();
         for entry in entries {
             if entry.kind == i64::from(i32::from(v1::Kind::Directory)) {

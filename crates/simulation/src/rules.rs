@@ -6,7 +6,7 @@ use crate::world::World;
 use tidemill_core::id::LabelId;
 use tidemill_core::rule::hook::kernel_of;
 
-/// Folder for the results of the rule; the name of each result contains the object of the version.
+/// Directory for the results of the rule; the name of each result contains the object of the version.
 pub(crate) const RULED: &str = "ruled";
 /// Kernel of its tasks.
 pub(crate) const KERNEL: &str = "sum";
@@ -51,12 +51,12 @@ impl World {
         if !self.hooks {
             return assert!(
                 server.put_rule(RULE).is_some(),
-                "an empty array takes a rule"
+                "an empty cluster takes a rule"
             );
         }
         for (name, letter) in [("mapped", ""), ("other", LETTER)] {
             let added = server.put_rule(&hook(name, letter, on));
-            assert!(added.is_some(), "an empty array takes a hook");
+            assert!(added.is_some(), "an empty cluster takes a hook");
         }
     }
 

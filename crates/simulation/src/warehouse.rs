@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
-/// Folder whose files are to be stored in memory.
+/// Directory whose files are to be stored in memory.
 pub(crate) const MEMORY: &str = "m";
-/// Possible rooms, in the notation of clients' folders.
+/// Possible rooms, in the notation of clients' directories.
 pub(crate) const ROOMS: [&str; 2] = ["rooms/r0", "rooms/r1"];
 /// Longest pause between two deaths of a host, and between two operations on rooms, in milliseconds.
 const END_PAUSE_MS: u64 = 20_000;
@@ -61,7 +61,7 @@ impl Room {
 }
 
 impl World {
-    /// Adds nodes in memory to a new array.
+    /// Adds nodes in memory to a new cluster.
     pub(crate) fn build_warehouse(&mut self, seed: u64) {
         let mut dice = Dice::new(mix(seed ^ 0x7761_7265));
         let first = self.nodes.len();
@@ -219,7 +219,7 @@ impl World {
             let may = room.is_over(now);
             assert!(may, "{name} ends, and nobody wants it to: {room:?}");
             warehouse.ended += 1;
-            self.reference.folder_ends(name, room.ino);
+            self.reference.directory_ends(name, room.ino);
         }
     }
 
@@ -235,7 +235,7 @@ impl World {
                     let ttl = dice.chance(500).then(|| 1 + dice.roll(TTL_MS));
                     let made = server.create_room(short, ttl.map(Duration::from_millis));
                     if let Some(ino) = made {
-                        self.reference.folder(name, ino);
+                        self.reference.directory(name, ino);
                         let room = Room {
                             ino,
                             expires: ttl.map(|ttl| now + ttl),

@@ -1,10 +1,10 @@
-//! The simulated array in virtual time: an ordered list of pending events, and their effects on servers, nodes and clients.
+//! The simulated cluster in virtual time: an ordered list of pending events, and their effects on servers, nodes and clients.
 
 use crate::Summary;
 use crate::broker::Broker;
 use crate::dice::{Dice, mix};
 use crate::hooks::{Hooked, REDUCED};
-use crate::mount::{Client, FOLDERS, Habits, OUT};
+use crate::mount::{Client, DIRECTORIES, Habits, OUT};
 use crate::node::Node;
 use crate::port::{Answer, Port, Running};
 use crate::reference::Reference;
@@ -114,7 +114,7 @@ pub(crate) struct Slot {
 #[derive(Debug)]
 pub(crate) struct Killed;
 
-/// Simulated array; see the module.
+/// Simulated cluster; see the module.
 pub(crate) struct World {
     pub(crate) now: u64,
     order: u64,
@@ -271,7 +271,7 @@ impl World {
             self.make_bursts();
         }
         self.start_server();
-        self.make_folders();
+        self.make_directories();
         if self.rules {
             self.make_rule();
         }
@@ -669,16 +669,20 @@ impl World {
         self.later(delay, "start server", World::start_server);
     }
 
-    fn make_folders(&mut self) {
+    fn make_directories(&mut self) {
         let ruled = (self.rules || self.hooked.is_some()).then_some(RULED);
         let reduced = self.hooked.as_ref().map(|_| REDUCED);
         let memory = self.warehouse.is_some().then_some(MEMORY);
         let server = self.server.as_ref().expect("the server has just started");
-        let folders = FOLDERS.into_iter().chain([OUT]).chain(ruled).chain(reduced);
-        let folders = folders.chain(memory);
-        for folder in folders {
+        let directories = DIRECTORIES
+            .into_iter()
+            .chain([OUT])
+            .chain(ruled)
+            .chain(reduced);
+        let directories = directories.chain(memory);
+        for directory in directories {
             let create = v1::Create {
-                name: format!("/{folder}").into_bytes(),
+                name: format!("/{directory}").into_bytes(),
                 kind: v1::Kind::Directory.into(),
                 mode: 0o777,
                 ..v1::Create::default()
@@ -692,14 +696,14 @@ impl World {
             };
             let results = server
                 .apply(request)
-                .expect("an empty array takes a folder");
+                .expect("an empty cluster takes a directory");
             let Some(Some(Named::Entry(entry))) = results.into_iter().next().map(|r| r.result)
             else {
-                panic!("a folder can't be made");
+                panic!("a directory can't be made");
             };
             let attr = entry.attr.expect("an entry has attributes");
-            self.reference.folder(folder, attr.ino);
-            if folder == MEMORY {
+            self.reference.directory(directory, attr.ino);
+            if directory == MEMORY {
                 let wish = Op::SetXattr(v1::SetXattr {
                     ino: attr.ino,
                     name: b"user.tidemill.medium".to_vec(),
@@ -711,7 +715,7 @@ impl World {
                     ops: vec![v1::NameOp { op: Some(wish) }],
                     ..Request::default()
                 };
-                server.apply(request).expect("a folder takes a wish");
+                server.apply(request).expect("a directory takes a wish");
             }
         }
     }

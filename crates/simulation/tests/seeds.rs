@@ -73,7 +73,7 @@ fn acknowledged_data_survives_all_faults_of_known_seeds() {
         });
         ran.fold((0, 0), |sum, ran| (sum.0 + ran.0, sum.1 + ran.1))
     });
-    // Scripts that the array refuses would test nothing.
+    // Scripts that the cluster refuses would test nothing.
     assert!(
         jobs > 1000 && outputs > 1000,
         "{jobs} jobs, {outputs} outputs"

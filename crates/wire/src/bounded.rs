@@ -1,7 +1,7 @@
 //! Limits on the size of a request, checked on its bytes before it is decoded.
 //!
 //! A decoded operation takes some hundred bytes, and two encoded bytes are enough for it. Without this check, a message of an allowed
-//! length would take a hundred times that. So the elements of each request are counted first. Only parts of the array send answers, the
+//! length would take a hundred times that. So the elements of each request are counted first. Only daemons of the cluster send answers, the
 //! streams of nodes and mounts, and requests that are longer than those of a user; these are not checked.
 
 use crate::USER_MESSAGE_BYTES_MAX;
@@ -269,9 +269,7 @@ mod tests {
 
     #[test]
     fn repeated_fields_of_other_requests_are_bounded() {
-        use crate::v1::{
-            DeleteJobsRequest, FromNode, LineageReply, LineageRequest, LineageSearch,
-        };
+        use crate::v1::{DeleteJobsRequest, FromNode, LineageReply, LineageRequest, LineageSearch};
         let annotations = |count| {
             let request = LineageRequest {
                 search: Some(LineageSearch {

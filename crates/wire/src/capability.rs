@@ -93,8 +93,8 @@ pub enum Refusal {
     /// The bytes are not a capability.
     #[error("the capability is malformed; ask the server for one")]
     Malformed,
-    /// The capability was not signed by this array's server, or was changed.
-    #[error("the capability is not signed by this array's server")]
+    /// The capability was not signed by this cluster's server, or was changed.
+    #[error("the capability is not signed by this cluster's server")]
     Forged,
     /// The capability is for another object or node.
     #[error("the capability is for another object or node")]

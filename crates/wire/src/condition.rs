@@ -7,7 +7,7 @@ use crate::v1;
 
 /// Exit code of `tidemill health` for a state that affects no access to files.
 const NOTICE: u32 = 0;
-/// For a state in which all files can be read, but a part of the array or a copy is missing.
+/// For a state in which all files can be read, but a daemon of the cluster or a copy is missing.
 const DEGRADED: u32 = 3;
 /// For a state in which files cannot be read.
 const UNAVAILABLE: u32 = 4;
@@ -57,18 +57,18 @@ kinds! {
     NODE_NOT_WOKEN = "node-not-woken", DEGRADED, "start it, and mend the `wake` command";
     /// A node of another release wants to attach.
     NODE_VERSION = "node-version", DEGRADED, "start it with the server's release";
-    /// A node of another array wants to attach.
-    NODE_OTHER_ARRAY = "node-other-array", DEGRADED, "give it an empty folder, or the right server";
+    /// A node of another cluster wants to attach.
+    NODE_OTHER_CLUSTER = "node-other-cluster", DEGRADED, "give it an empty directory, or the right server";
     /// A removed node wants to attach.
-    NODE_REMOVED = "node-removed", NOTICE, "stop its process; a new node needs another id and an empty folder";
+    NODE_REMOVED = "node-removed", NOTICE, "stop its process; a new node needs another id and an empty directory";
     /// Two nodes have the same id.
-    NODE_TWICE = "node-twice", DEGRADED, "stop one of them, or give it another id and an empty folder";
+    NODE_TWICE = "node-twice", DEGRADED, "stop one of them, or give it another id and an empty directory";
     /// A node without TLS wants to attach.
     NODE_PLAIN = "node-plain", DEGRADED, "start it without `--tls off`";
     /// A node's disk is full.
     NODE_FULL = "node-full", DEGRADED, "remove files, or add a node and `tidemill rebalance`";
-    /// A node's folder cannot be used.
-    NODE_FOLDER = "node-folder", DEGRADED, "bring the folder's disk back, then restart the node";
+    /// A node's directory cannot be used.
+    NODE_DIRECTORY = "node-directory", DEGRADED, "bring the directory's disk back, then restart the node";
     /// A node's database cannot be written.
     NODE_DATABASE = "node-database", DEGRADED,
         "make its disk writable, then restart it; if the disk is broken, drain it";
@@ -79,14 +79,14 @@ kinds! {
         "mount the store; if it is empty for good, put an empty `.tidemill-store` there";
     /// The store of a node's files refuses them.
     STORE_FAILING = "store-failing", DEGRADED, "mend the cause: address, keys, space or network of the store";
-    /// A folder that is bound to a store cannot be updated.
+    /// A directory that is bound to a store cannot be updated.
     STORE_UNSEEN = "store-unseen", DEGRADED, "mend the cause, then `tidemill bridge check`";
     /// No node that is up takes new files.
-    ARRAY_FULL = "array-full", DEGRADED, "remove files, or add a node";
+    CLUSTER_FULL = "cluster-full", DEGRADED, "remove files, or add a node";
     /// The disk of the server's database is full.
-    SERVER_FULL = "server-full", DEGRADED, "make space on the disk of the server's folder";
+    SERVER_FULL = "server-full", DEGRADED, "make space on the disk of the server's directory";
     /// The server's database cannot be written.
-    SERVER_DATABASE = "server-database", DEGRADED, "mend the disk of the server's folder, then restart the server";
+    SERVER_DATABASE = "server-database", DEGRADED, "mend the disk of the server's directory, then restart the server";
     /// Labels cannot be put into their queue.
     QUEUE_AWAY = "queue-away", DEGRADED, "start NATS, or mend the way to it";
     /// The server's database was rebuilt from incomplete data.
@@ -129,7 +129,7 @@ impl Kind {
         ALL.iter().copied().find(|kind| kind.is_why(status))
     }
 
-    /// Returns the condition of this state, of a node or of the array.
+    /// Returns the condition of this state, of a node or of the cluster.
     #[must_use]
     pub fn of(self, node: Option<u32>, cause: impl Into<String>) -> v1::Condition {
         v1::Condition {

@@ -206,7 +206,7 @@ impl From<Surroundings> for v1::Surroundings {
         Self {
             environment: surroundings.environment,
             path: surroundings.path,
-            folders: surroundings.folders,
+            directories: surroundings.directories,
         }
     }
 }
@@ -216,7 +216,7 @@ impl From<v1::Surroundings> for Surroundings {
         Self {
             environment: surroundings.environment,
             path: surroundings.path,
-            folders: surroundings.folders,
+            directories: surroundings.directories,
         }
     }
 }
@@ -807,7 +807,7 @@ mod tests {
             surroundings: Surroundings {
                 environment: [("A".into(), "1".into())].into(),
                 path: vec!["/sw/bin".into()],
-                folders: vec!["/sw".into()],
+                directories: vec!["/sw".into()],
             },
         };
         core::Label {

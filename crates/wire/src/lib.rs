@@ -20,7 +20,7 @@ pub const PROTOCOL_VERSION: u32 = 1;
 /// Largest control message, in bytes. Larger requests are cut into batches.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
-/// Maximum size of a job script of an ordinary user, in bytes, also through the control folder.
+/// Maximum size of a job script of an ordinary user, in bytes, also through the control directory.
 pub const USER_SCRIPT_BYTES_MAX: usize = 4 << 20;
 
 /// Maximum size of a request of an ordinary user, in bytes: the largest job script, and its envelope.

@@ -40,18 +40,18 @@ pub fn socket(control: &Path) -> PathBuf {
 /// Maximum length of the path of a Unix socket in system calls.
 const PATH_BYTES_MAX: usize = 107;
 
-/// A path of a Unix socket that is short enough to bind or connect to: a longer path is resolved by its open folder.
+/// A path of a Unix socket that is short enough to bind or connect to: a longer path is resolved by its open directory.
 #[derive(Debug)]
 pub struct Short {
     path: PathBuf,
-    _folder: Option<OwnedFd>,
+    _directory: Option<OwnedFd>,
 }
 
 impl Short {
     /// Returns a short path to the same socket.
     ///
     /// # Errors
-    /// The folder of a long path cannot be opened.
+    /// The directory of a long path cannot be opened.
     pub fn of(path: &Path) -> io::Result<Self> {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Ok(Self::whole(path));
@@ -60,18 +60,18 @@ impl Short {
             return Ok(Self::whole(path));
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let folder = rustix::fs::open(parent, flags, Mode::empty())?;
-        let open = format!("/proc/self/fd/{}", folder.as_raw_fd());
+        let directory = rustix::fs::open(parent, flags, Mode::empty())?;
+        let open = format!("/proc/self/fd/{}", directory.as_raw_fd());
         Ok(Self {
             path: Path::new(&open).join(name),
-            _folder: Some(folder),
+            _directory: Some(directory),
         })
     }
 
     fn whole(path: &Path) -> Self {
         Self {
             path: path.to_owned(),
-            _folder: None,
+            _directory: None,
         }
     }
 }
@@ -228,19 +228,19 @@ mod tests {
     }
 
     #[test]
-    fn socket_in_a_long_folder_is_bound_and_connected_to() {
+    fn socket_in_a_long_directory_is_bound_and_connected_to() {
         use std::os::unix::net::{UnixListener, UnixStream};
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         for length in [1, 100, 200] {
-            let folder = folder.path().join("x".repeat(length));
-            std::fs::create_dir(&folder).unwrap();
-            let path = folder.join("server.sock");
+            let directory = directory.path().join("x".repeat(length));
+            std::fs::create_dir(&directory).unwrap();
+            let path = directory.join("server.sock");
             let listener = UnixListener::bind(Short::of(&path).unwrap()).unwrap();
             assert!(path.exists());
             UnixStream::connect(Short::of(&path).unwrap()).unwrap();
             listener.accept().unwrap();
         }
-        let absent = folder.path().join("y".repeat(200)).join("server.sock");
+        let absent = directory.path().join("y".repeat(200)).join("server.sock");
         let error = Short::of(&absent).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }

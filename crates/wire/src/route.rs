@@ -9,7 +9,7 @@
 //! | `PUT /objects/{id}?offset=N` | writes the body at `N` (0 if absent) of an unsealed object, which is created if necessary |
 //! | `POST /objects/{id}/truncate?size=N` | sets the length of an unsealed object |
 //! | `POST /objects/{id}/copy?from={id}&bytes=N` | creates an unsealed object from the first `N` bytes of a sealed object of the same node, whose capability is in [`SOURCE_HEADER`]; it does not exist before it is complete; idempotent |
-//! | `POST /objects/{id}/outside` | creates a sealed object from a file of the store outside in which the node stores its objects (body: its path there); for root and the array's own user; answers `{"size": N}` |
+//! | `POST /objects/{id}/outside` | creates a sealed object from a file of the store outside in which the node stores its objects (body: its path there); for administrators; answers `{"size": N}` |
 //! | `POST /objects/{id}/reserve?size=N` | reserves room for an unsealed object of `N` bytes, where room is counted |
 //! | `POST /objects/{id}/allocate?offset=N&length=N&mode=N` | `fallocate(2)` on an unsealed object; answers `{"size": N}` |
 //! | `POST /objects/{id}/sync` | answers when the bytes of an object, sealed or not, survive power loss |
@@ -19,7 +19,7 @@
 //! | `POST /objects/{id}/seal` | seals it (body: [`SealBody`] as JSON); answers `{"size": N}`; idempotent |
 //! | `POST /seal` | seals many at once (body: list of [`SealItem`], whose first capability is in the header, too); answers a list of [`SealResult`], in order |
 //! | `POST /copies?bytes=B` | the data for copies of many small objects (body: list of [`CopyItem`](crate::copies::CopyItem), whose first capability is in the header, too): their hashes and, if `B` is `true`, their bytes, as [`encode`](crate::copies::encode) writes them |
-//! | `GET /objects?folder=N` | the objects of one of its 256 folders as JSON: a list of [`Listed`] |
+//! | `GET /objects?directory=N` | the objects of one of its 256 directories as JSON: a list of [`Listed`] |
 //! | `GET /objects/{id}/attributes`, `GET` or `PUT /objects/{id}/attributes/{page}/{number}` | attributes |
 //! | `GET /objects/{id}/members` | the objects of a collection as JSON |
 //! | `POST /channels/{id}` | creates a channel that the server has announced; idempotent |
@@ -145,8 +145,8 @@ pub struct SealBody {
     pub part: Option<[u8; 32]>,
 }
 
-/// Number of folders in which a node stores its objects: by the lowest byte of their ids.
-pub const FOLDERS: u32 = 256;
+/// Number of directories in which a node stores its objects: by the lowest byte of their ids.
+pub const DIRECTORIES: u32 = 256;
 
 /// An object as a node lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

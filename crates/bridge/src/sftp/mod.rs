@@ -1,5 +1,5 @@
 //! SFTP with OpenSSH's client, which runs as a child process. OpenDAL's client is not used: it does not report why a connection fails,
-//! creates the folder of the address if it is missing, and follows links.
+//! creates the directory of the address if it is missing, and follows links.
 
 mod session;
 mod wire;
@@ -31,11 +31,11 @@ struct Sftp {
     target: Target,
     root: Root,
     keys: Keys,
-    /// Connection, and the server's path of the store's folder.
+    /// Connection, and the server's path of the store's directory.
     now: Mutex<Option<(Arc<Session>, String)>>,
 }
 
-/// Open file or folder.
+/// Open file or directory.
 struct Handle {
     session: Arc<Session>,
     handle: Bytes,
@@ -119,7 +119,7 @@ fn seen(path: &str, found: &Attributes) -> Result<Seen, Why> {
             };
             Ok(Seen::File(object, found.modified()))
         }
-        Some("a folder") => Ok(Seen::Folder),
+        Some("a directory") => Ok(Seen::Directory),
         Some(what) => Err(Error::NoFile { path, what }.into()),
     }
 }
@@ -157,7 +157,7 @@ impl Sftp {
         Why::away(&path, reason)
     }
 
-    /// Fails if a link is on the path to the folder of a file.
+    /// Fails if a link is on the path to the directory of a file.
     async fn is_straight(&self, session: &Session, root: &str, path: &str) -> Result<(), Why> {
         let Some((above, _)) = path.rsplit_once('/') else {
             return Ok(());
@@ -221,7 +221,7 @@ impl Sftp {
         self.opened(session, path, packet).await
     }
 
-    /// Runs work in the folder of a path, if no link is on the path to the folder. Creates the folder if it is missing.
+    /// Runs work in the directory of a path, if no link is on the path to the directory. Creates the directory if it is missing.
     async fn within<T, Work: Future<Output = Result<T, Why>>>(
         &self,
         (session, root): (&Session, &str),
@@ -242,7 +242,7 @@ impl Sftp {
         }
     }
 
-    /// Creates the parent folders of a path, but not the folder of the store.
+    /// Creates the parent directories of a path, but not the directory of the store.
     async fn make_above(&self, session: &Session, path: &str) -> Result<(), Why> {
         for (at, _) in path.match_indices('/') {
             let above = &path[..at];
@@ -250,7 +250,7 @@ impl Sftp {
                 .bytes(self.root.full(above).as_bytes())
                 .number(0);
             let made = status(above, ask(session, above, packet).await?);
-            if made.is_err() && self.lstat(session, above).await?.kind() != Some("a folder") {
+            if made.is_err() && self.lstat(session, above).await?.kind() != Some("a directory") {
                 return made;
             }
         }
@@ -263,7 +263,7 @@ async fn ask(session: &Session, path: &str, packet: Packet) -> Result<Answer, Wh
     answer.map_err(|reason| Why::away(path, reason))
 }
 
-/// Returns the server's path of a folder, with links resolved.
+/// Returns the server's path of a directory, with links resolved.
 async fn real(session: &Session, path: &str) -> Result<String, Why> {
     let packet = Packet::new(wire::REALPATH).bytes(path.as_bytes());
     let mut answer = ask(session, path, packet).await?;
@@ -435,7 +435,7 @@ impl Files for Sftp {
     }
 }
 
-/// Running listing of a folder.
+/// Running listing of a directory.
 struct Listing {
     handle: Handle,
     path: String,
@@ -452,7 +452,7 @@ impl Listing {
         };
         let seen = match (plain, found.kind()) {
             (false, _) => Err("its name is no UTF-8"),
-            (true, Some(what)) if what != "a folder" => Err(what),
+            (true, Some(what)) if what != "a directory" => Err(what),
             _ => seen(&join(&self.path, &name), &found).map_err(|_| "no file"),
         };
         Some(Name { name, seen })

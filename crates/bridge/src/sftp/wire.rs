@@ -144,7 +144,7 @@ impl Attributes {
     pub(super) fn kind(&self) -> Option<&'static str> {
         match self.mode.map(|mode| mode & 0o170_000) {
             Some(0o100_000) => None,
-            Some(0o040_000) => Some("a folder"),
+            Some(0o040_000) => Some("a directory"),
             Some(0o120_000) => Some("a link"),
             Some(0o010_000) => Some("a pipe"),
             Some(_) => Some("a device or socket"),

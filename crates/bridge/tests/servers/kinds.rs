@@ -7,18 +7,18 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Properties of a folder that is served by a protocol.
+/// Properties of a directory that is served by a protocol.
 const ABLE: Able = Able {
     tells_all: false,
     name_bytes_max: 255,
     never_in_names: &[],
-    folders: true,
+    directories: true,
     many: 250,
     large: 40 << 20,
 };
 
-/// Returns a server of a folder without wrong keys and without visible files.
-fn server(uri: String, keys: String, gate: Gate, running: Running, folder: TempDir) -> Server {
+/// Returns a server of a directory without wrong keys and without visible files.
+fn server(uri: String, keys: String, gate: Gate, running: Running, directory: TempDir) -> Server {
     Server {
         able: ABLE,
         gate,
@@ -27,7 +27,7 @@ fn server(uri: String, keys: String, gate: Gate, running: Running, folder: TempD
         wrong: None,
         files: None,
         running,
-        folder,
+        directory,
     }
 }
 
@@ -60,8 +60,8 @@ pub(crate) fn sftp() -> Option<Server> {
         skip("no sshd: install openssh-server");
         return None;
     };
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
     for name in ["host", "user", "other"] {
         pair(&at(name));
     }
@@ -71,10 +71,10 @@ pub(crate) fn sftp() -> Option<Server> {
         "ListenAddress 127.0.0.1:{listening}\nHostKey {0}/host\nAuthorizedKeysFile {0}/authorized\n\
          PidFile none\nUsePAM no\nStrictModes no\nPermitRootLogin prohibit-password\n\
          PasswordAuthentication no\nMaxStartups 100\nSubsystem sftp internal-sftp\n",
-        folder.path().display()
+        directory.path().display()
     );
     std::fs::write(at("settings"), settings).unwrap();
-    // As root, sshd needs this folder, which Debian creates at the start of the system.
+    // As root, sshd needs this directory, which Debian creates at the start of the system.
     let _ = std::fs::create_dir_all("/run/sshd");
     let command = &mut Command::new(program);
     command.args(["-D", "-e", "-f"]).arg(at("settings"));
@@ -97,24 +97,24 @@ pub(crate) fn sftp() -> Option<Server> {
     Some(Server {
         wrong: Some(lines("other")),
         files: Some(files),
-        ..server(uri, lines("user"), gate, running, folder)
+        ..server(uri, lines("user"), gate, running, directory)
     })
 }
 
 /// Starts a name node and a data node of Hadoop in one process. Returns the ports of both protocols.
-fn hadoop(folder: &Path) -> Option<(Running, [u16; 2])> {
+fn hadoop(directory: &Path) -> Option<(Running, [u16; 2])> {
     let jars = installed("Hadoop", "hadoop/jars")?;
     let (names, web) = (port(), port());
     let command = &mut Command::new("java");
     command
-        .current_dir(folder)
+        .current_dir(directory)
         .args(["-Xmx512m", "-cp"])
         .arg(jars.join("*"))
         .arg("org.apache.hadoop.test.MiniDFSClusterManager")
         .args(["-format", "-datanodes", "1", "-writeDetails", "up"])
         .args(["-nnport", &names.to_string(), "-httpport", &web.to_string()])
         .args(["-D", "dfs.ls.limit=100"]);
-    let (log, up) = (folder.join("log"), folder.join("up"));
+    let (log, up) = (directory.join("log"), directory.join("up"));
     let running = start(command, &log);
     wait("Hadoop is up", &log, || up.exists());
     said(Command::new("curl").args(["-sf", "-X", "PUT"]).arg(format!(
@@ -125,8 +125,8 @@ fn hadoop(folder: &Path) -> Option<(Running, [u16; 2])> {
 }
 
 fn of_hadoop(web: bool) -> Option<Server> {
-    let folder = tempfile::tempdir().unwrap();
-    let (running, ports) = hadoop(folder.path())?;
+    let directory = tempfile::tempdir().unwrap();
+    let (running, ports) = hadoop(directory.path())?;
     let gate = Gate::before(ports[usize::from(web)]);
     let scheme = if web { "webhdfs" } else { "hdfs" };
     let uri = format!("{scheme}://127.0.0.1:{}/data/run", gate.port());
@@ -136,7 +136,7 @@ fn of_hadoop(web: bool) -> Option<Server> {
             tells_all: true,
             ..ABLE
         },
-        ..server(uri, keys, gate, running, folder)
+        ..server(uri, keys, gate, running, directory)
     })
 }
 
@@ -167,14 +167,14 @@ urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers
 /// Starts Azurite, Microsoft's emulator of Azure.
 pub(crate) fn azblob() -> Option<Server> {
     let program = installed("Azurite", "npm/node_modules/.bin/azurite-blob")?;
-    let folder = tempfile::tempdir().unwrap();
-    let (listening, log) = (port(), folder.path().join("log"));
+    let directory = tempfile::tempdir().unwrap();
+    let (listening, log) = (port(), directory.path().join("log"));
     let command = &mut Command::new(program);
     command
         .args(["--silent", "--disableTelemetry", "--skipApiVersionCheck"])
         .args(["--blobHost", "127.0.0.1", "--blobPort"])
         .args([&listening.to_string(), "--location"])
-        .arg(folder.path().join("data"));
+        .arg(directory.path().join("data"));
     let running = start_listening(command, listening, &log);
     let make = ["-c", MAKE_CONTAINER, &listening.to_string(), AZURITE_KEY];
     said(Command::new("python3").args(make));
@@ -188,20 +188,20 @@ pub(crate) fn azblob() -> Option<Server> {
     Some(Server {
         able: Able {
             tells_all: true,
-            folders: false,
+            directories: false,
             many: 5100,
             ..ABLE
         },
         wrong: Some(lines("aHVzaC1odXNo")),
-        ..server(uri, lines(AZURITE_KEY), gate, running, folder)
+        ..server(uri, lines(AZURITE_KEY), gate, running, directory)
     })
 }
 
 /// Starts an emulator of Google's store. It has no keys.
 pub(crate) fn gcs() -> Option<Server> {
     let program = installed("fake-gcs-server", "bin/fake-gcs-server")?;
-    let folder = tempfile::tempdir().unwrap();
-    let (listening, log) = (port(), folder.path().join("log"));
+    let directory = tempfile::tempdir().unwrap();
+    let (listening, log) = (port(), directory.path().join("log"));
     let gate = Gate::before(listening);
     let outside = format!("http://127.0.0.1:{}", gate.port());
     let command = &mut Command::new(program);
@@ -229,31 +229,31 @@ pub(crate) fn gcs() -> Option<Server> {
     Some(Server {
         able: Able {
             tells_all: true,
-            folders: false,
+            directories: false,
             many: 1100,
             ..ABLE
         },
-        ..server(uri, String::new(), gate, running, folder)
+        ..server(uri, String::new(), gate, running, directory)
     })
 }
 
 /// Returns a WebDAV server that listens on a port and has one user.
-fn of_webdav(listening: u16, running: Running, files: PathBuf, folder: TempDir) -> Server {
+fn of_webdav(listening: u16, running: Running, files: PathBuf, directory: TempDir) -> Server {
     let gate = Gate::before(listening);
     let lines = |password: &str| format!("username = \"me\"\npassword = \"{password}\"\n");
     let uri = format!("webdav://127.0.0.1:{}/", gate.port());
     Server {
         wrong: Some(lines("hush-hush")),
         files: Some(files),
-        ..server(uri, lines("good-good"), gate, running, folder)
+        ..server(uri, lines("good-good"), gate, running, directory)
     }
 }
 
 /// Starts a WebDAV server written in Python.
 pub(crate) fn webdav() -> Option<Server> {
     let program = installed("wsgidav", "venv/bin/wsgidav")?;
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
     let files = at("files");
     std::fs::create_dir(&files).unwrap();
     std::fs::set_permissions(&files, PermissionsExt::from_mode(0o755)).unwrap();
@@ -273,7 +273,7 @@ pub(crate) fn webdav() -> Option<Server> {
             never_in_names: &[';', '#', '?'],
             ..ABLE
         },
-        ..of_webdav(listening, running, files, folder)
+        ..of_webdav(listening, running, files, directory)
     })
 }
 
@@ -285,9 +285,9 @@ pub(crate) fn apache() -> Option<Server> {
         tell("no apache2, or not root: install apache2-bin");
         return None;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
-    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let files = at("files");
     for path in [&files, &at("locks")] {
         std::fs::create_dir(path).unwrap();
@@ -314,11 +314,11 @@ pub(crate) fn apache() -> Option<Server> {
          <Directory {1}/files>\nDav On\nAuthType Basic\nAuthName x\nAuthUserFile {1}/users\n\
          Require valid-user\nAllowOverride None\n</Directory>\n",
         load.concat(),
-        folder.path().display()
+        directory.path().display()
     );
     std::fs::write(at("settings"), settings).unwrap();
     let command = &mut Command::new(program);
     command.args(["-D", "FOREGROUND", "-f"]).arg(at("settings"));
     let running = start_listening(command, listening, &at("log"));
-    Some(of_webdav(listening, running, files, folder))
+    Some(of_webdav(listening, running, files, directory))
 }

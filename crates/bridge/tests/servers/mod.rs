@@ -32,8 +32,8 @@ pub(crate) struct Able {
     pub(crate) name_bytes_max: usize,
     /// Characters that the server interprets.
     pub(crate) never_in_names: &'static [char],
-    /// Whether the store has folders, not only keys.
-    pub(crate) folders: bool,
+    /// Whether the store has directories, not only keys.
+    pub(crate) directories: bool,
     /// Number of files that a test creates to get several pages.
     pub(crate) many: usize,
     /// Length of a large file in bytes.
@@ -49,11 +49,11 @@ pub(crate) struct Server {
     /// Lines of a file of keys, and of a file with a wrong key.
     pub(crate) keys: String,
     pub(crate) wrong: Option<String>,
-    /// Folder of the server's files, if it stores them as files.
+    /// Directory of the server's files, if it stores them as files.
     pub(crate) files: Option<PathBuf>,
-    /// Dropped before the folder.
+    /// Dropped before the directory.
     running: Running,
-    folder: TempDir,
+    directory: TempDir,
 }
 
 /// Process of a server. Dropping this value ends it.
@@ -77,8 +77,8 @@ impl Drop for Running {
 
 /// Reads keys from a file, as a user stores them.
 pub(crate) fn keys(lines: &str) -> Keys {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("keys");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("keys");
     std::fs::write(&path, lines).unwrap();
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
     Keys::read(&path).unwrap()
@@ -93,8 +93,8 @@ impl Server {
         Bridge::open(&Place::parse(&self.uri).unwrap(), &keys(lines)).unwrap()
     }
 
-    pub(crate) fn folder(&self) -> &Path {
-        self.folder.path()
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
     }
 }
 
@@ -136,8 +136,8 @@ fn start_listening(command: &mut Command, port: u16, log: &Path) -> Running {
 
 /// Returns the path of a server outside of PATH. Prints a message if it is missing.
 fn installed(name: &str, path: &str) -> Option<PathBuf> {
-    let folder = std::env::var_os("TIDEMILL_STORES");
-    let path = folder.map(|folder| Path::new(&folder).join(path));
+    let directory = std::env::var_os("TIDEMILL_STORES");
+    let path = directory.map(|directory| Path::new(&directory).join(path));
     let found = path.filter(|path| path.exists());
     if found.is_none() {
         tell(&format!(

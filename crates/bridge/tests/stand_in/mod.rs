@@ -379,7 +379,7 @@ impl State {
 
     fn content(&mut self, key: &str, request: &Request) -> Reply {
         let Some((content, version)) = self.objects.get(key) else {
-            // HTTP servers return such a page for a folder.
+            // HTTP servers return such a page for a directory.
             let below = |key: &&String| !key.is_empty() && key.starts_with(&request.path[1..]);
             let page = request.path.ends_with('/') && self.objects.keys().any(|key| below(&key));
             let mut none = reply(if page { 200 } else { 404 }, "");

@@ -15,13 +15,13 @@ The list has your applications on this host. A finished application stays until 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Folder of the logs [default: /dev/shm/tidemill-labels-UID]
+    /// Directory of the logs [default: /dev/shm/tidemill-labels-UID]
     #[arg(long, value_name = "DIR", env = "TIDEMILL_LABELS")]
-    folder: Option<PathBuf>,
+    data_dir: Option<PathBuf>,
 }
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
-    let known = tidemill_label::apps::list(args.folder.as_deref())?;
+    let known = tidemill_label::apps::list(args.data_dir.as_deref())?;
     context.output.show(&AppsView(known))?;
     Ok(ExitCode::SUCCESS)
 }

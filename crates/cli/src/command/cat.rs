@@ -1,4 +1,4 @@
-//! `tidemill cat`: a file of the array on standard output.
+//! `tidemill cat`: a file of the cluster on standard output.
 
 use crate::context::Context;
 use crate::files;
@@ -15,11 +15,11 @@ const EXAMPLES: &str = "Examples:
   tidemill cat /raw/a.fits | fitsheader -
   tidemill cat --wait /run/step-7.txt | analyse       while it is written, until it is closed";
 
-/// Print files of the array
+/// Print files of the cluster
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Paths in the array
+    /// Paths in the cluster
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<OsString>,
     /// Follow a file that is being written: print its bytes as they arrive, until the file is closed
@@ -75,7 +75,7 @@ pub(crate) async fn to_stdout(
     match copied {
         Err(tidemill_client::Error::Local { source, .. }) => Err(source.into()),
         Err(error) if error.is(rustix::io::Errno::ISDIR) => Err(anyhow::anyhow!(
-            "{error}; name the files in it, or copy it with `tidemill get -r {path} FOLDER`"
+            "{error}; name the files in it, or copy it with `tidemill get -r {path} DIRECTORY`"
         )),
         other => Ok(other?),
     }

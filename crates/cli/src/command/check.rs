@@ -14,7 +14,7 @@ const EXAMPLES: &str = "Examples:
 
 Exit codes: 0 no findings, 1 findings (mended or not), or the check failed.";
 
-/// Compare the namespace with the objects on nodes (root and the server's user only)
+/// Compare the namespace with the objects on nodes (administrators only)
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -36,7 +36,7 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
         age_ns_min: args.age.saturating_mul(1_000_000_000),
         remove: args.yes,
     };
-    let replies = server.array().check(request).await;
+    let replies = server.cluster().check(request).await;
     let mut replies = replies
         .map_err(|status| server.explain(status))?
         .into_inner();

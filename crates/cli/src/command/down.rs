@@ -12,7 +12,7 @@ const EXAMPLES: &str = "Examples:
   tidemill down                     stop the mount, then nodes, then the server
   tidemill down --force             kill processes that do not end in time
 
-Nothing is lost: files stay in their folders, and jobs continue after the next `tidemill up`.";
+Nothing is lost: files stay in their directories, and jobs continue after the next `tidemill up`.";
 
 /// How long a process may take to end by itself.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Time limit for the mount, which first waits for open files and seals written files.
 const MOUNT_PATIENCE: Duration = Duration::from_secs(80);
 
-/// Stop the array that `tidemill up` started
+/// Stop the cluster that `tidemill up` started
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -32,9 +32,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let mut stopped = Vec::new();
     for name in started(context) {
-        let Some(running) = process::running(&context.array.pid_file(&name)) else {
+        let Some(running) = process::running(&context.cluster.pid_file(&name)) else {
             // Left by a process that was killed.
-            let _ = std::fs::remove_file(context.array.pid_file(&name));
+            let _ = std::fs::remove_file(context.cluster.pid_file(&name));
             continue;
         };
         running.signal(Signal::TERM)?;
@@ -49,19 +49,19 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
                 "{name} has not ended after {} s: process {}; see {}, or give --force to kill it",
                 patience.as_secs(),
                 running.pid,
-                context.array.log(&name).display()
+                context.cluster.log(&name).display()
             );
             running.signal(Signal::KILL)?;
             running.wait(PATIENCE);
-            let _ = std::fs::remove_file(context.array.pid_file(&name));
+            let _ = std::fs::remove_file(context.cluster.pid_file(&name));
         }
         stopped.push(name);
     }
-    let mountpoint = context.array.noted_mountpoint();
+    let mountpoint = context.cluster.noted_mountpoint();
     if let Err(error) = tidemill_mount::mountpoint::give_back(&mountpoint) {
         context.note(format_args!("{}: {error}", mountpoint.display()));
     }
-    let dir = context.array.path().display();
+    let dir = context.cluster.path().display();
     let text = match stopped.as_slice() {
         [] => format!("nothing was running in {dir}"),
         names => format!("stopped {}", names.join(", ")),
@@ -75,10 +75,10 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
 
 /// Names of the processes that have pid files, in the order they are to be stopped in.
 fn started(context: &Context) -> Vec<String> {
-    let pid_file = context.array.pid_file("any");
+    let pid_file = context.cluster.pid_file("any");
     let entries = pid_file
         .parent()
-        .and_then(|folder| std::fs::read_dir(folder).ok());
+        .and_then(|directory| std::fs::read_dir(directory).ok());
     let mut names: Vec<String> = entries
         .into_iter()
         .flatten()

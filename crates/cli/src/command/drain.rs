@@ -26,7 +26,7 @@ const SHORTEST: Duration = Duration::from_millis(25);
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Files and folders. A folder stands for all files below it
+    /// Files and directories. A directory stands for all files below it
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<OsString>,
     /// Wait until all files are copied, and print the progress

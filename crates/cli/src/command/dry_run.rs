@@ -1,4 +1,4 @@
-//! `tidemill submit --dry-run`: the plan of a job, by the simulator, from the records of the array.
+//! `tidemill submit --dry-run`: the plan of a job, by the simulator, from the records of the cluster.
 //!
 //! The server examines the job as if it were submitted and returns its knowledge. This module makes a trace of future tasks
 //! from it, and the simulator runs the trace. Unknown values are reported as unknown and count as zero.

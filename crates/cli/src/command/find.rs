@@ -31,8 +31,8 @@ pub(crate) struct Args {
     /// Conditions, joined by and, or, not and brackets
     #[arg(value_name = "EXPR")]
     expression: String,
-    /// Folder of the array, or of a mount, to search below
-    #[arg(long, value_name = "FOLDER", default_value = "/")]
+    /// Directory of the cluster, or of a mount, to search below
+    #[arg(long, value_name = "DIRECTORY", default_value = "/")]
     under: OsString,
     /// With --json: show all known values of each file's header
     #[arg(long)]
@@ -41,7 +41,7 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     read(&args.expression).map_err(|error| pointed(&args.expression, &error))?;
-    let (mount, under) = folder(&args.under)?;
+    let (mount, under) = directory(&args.under)?;
     let server = context.connect().await?;
     let mut request = v1::FindRequest {
         credentials: Some(credentials()),
@@ -77,8 +77,8 @@ fn pointed(expression: &str, error: &FindError) -> anyhow::Error {
     anyhow!("{}\n  {one_line}\n  {blanks}^", line(&error.to_string()))
 }
 
-/// Returns the mountpoint, if the folder is a path of a mount, and the folder's path in the array.
-fn folder(text: &OsStr) -> anyhow::Result<(Option<PathBuf>, files::Path)> {
+/// Returns the mountpoint, if the directory is a path of a mount, and the directory's path in the cluster.
+fn directory(text: &OsStr) -> anyhow::Result<(Option<PathBuf>, files::Path)> {
     if matches!(text.as_bytes(), [b'/' | b'.', ..]) {
         let whole = std::path::absolute(text)?;
         let whole: PathBuf = whole.components().collect();

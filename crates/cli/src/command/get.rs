@@ -1,4 +1,4 @@
-//! `tidemill get`: copies files of the array to local ones.
+//! `tidemill get`: copies files of the cluster to local ones.
 
 use super::{cat, put};
 use crate::context::Context;
@@ -20,23 +20,23 @@ use tidemill_wire::v1;
 use tokio::task::JoinSet;
 
 const EXAMPLES: &str = "Examples:
-  tidemill get /mosaic.png .                    into a folder
+  tidemill get /mosaic.png .                    into a directory
   tidemill get /mosaic.png picture.png          under another name
-  tidemill get -r /results .                    a folder with all files below it
+  tidemill get -r /results .                    a directory with all files below it
   tidemill get /counts.txt - | sort             to standard output
   tidemill get --damaged /raw/a.fits rest.fits  the rest of a file with damage in every copy";
 
 /// Files copied at the same time.
 const AT_ONCE: usize = 8;
 
-/// Copy files of the array to local files
+/// Copy files of the cluster to local files
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Paths in the array and, last, the local path; `-` is standard output
+    /// Paths in the cluster and, last, the local path; `-` is standard output
     #[arg(required = true, num_args = 2.., value_name = "PATH... LOCAL")]
     paths: Vec<OsString>,
-    /// Copy folders with all files below them
+    /// Copy directories with all files below them
     #[arg(long, short)]
     recursive: bool,
     /// Copy files with damage in every copy, too. The damaged bytes differ from the written bytes
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     damaged: bool,
 }
 
-/// One file to be copied: path in the array, local path, mode, size.
+/// One file to be copied: path in the cluster, local path, mode, size.
 struct Wanted {
     path: files::Path,
     local: PathBuf,
@@ -96,17 +96,17 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lists the files to copy, making local folders and links on the way.
+/// Lists the files to copy, making local directories and links on the way.
 async fn plan(
     server: &Server,
     sources: &[OsString],
     local: &Path,
     recursive: bool,
 ) -> anyhow::Result<Vec<Wanted>> {
-    let is_folder = local.is_dir();
+    let is_directory = local.is_dir();
     anyhow::ensure!(
-        is_folder || sources.len() == 1,
-        "not a folder: {}; make it first (`mkdir -p {}`)",
+        is_directory || sources.len() == 1,
+        "not a directory: {}; make it first (`mkdir -p {}`)",
         local.display(),
         local.display()
     );
@@ -115,13 +115,13 @@ async fn plan(
         let path = files::path(source)?;
         let entry = files::resolve(server, &path, true).await?;
         let to = match path.split() {
-            Ok((_, name)) if is_folder => local.join(OsStr::from_bytes(name)),
+            Ok((_, name)) if is_directory => local.join(OsStr::from_bytes(name)),
             _ => local.to_path_buf(),
         };
         let directory = kind(&entry) == v1::Kind::Directory;
         anyhow::ensure!(
             recursive || !directory,
-            "is a folder: {path}; give -r to get it with all that is in it"
+            "is a directory: {path}; give -r to get it with all that is in it"
         );
         collect(server, &path, &entry, to, &mut wanted).await?;
     }
@@ -157,7 +157,7 @@ async fn collect(
             size: attr.size,
         }),
         other => anyhow::bail!(
-            "not a file, folder or link: {path} ({other:?}); copy it through the mount"
+            "not a file, directory or link: {path} ({other:?}); copy it through the mount"
         ),
     }
     Ok(())

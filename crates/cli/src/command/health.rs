@@ -11,7 +11,7 @@ const EXAMPLES: &str = "Examples:
   tidemill health --all                         every file's name
   tidemill --json health --all | jq -r '.files[] | select(.kind == \"lost\").path'
 
-Exit codes: 0 all is well; 3 all files are available, but a state of the array needs an administrator, or copies are missing;
+Exit codes: 0 all is well; 3 all files are available, but a state of the cluster needs an administrator, or copies are missing;
 4 files are unavailable: their nodes do not answer, or every copy is damaged; another code: the command failed.
 docs/operating.md lists the states by name.";
 

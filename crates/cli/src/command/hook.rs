@@ -25,7 +25,7 @@ const EXAMPLES: &str = "Examples:
   tidemill hook end max --wait            reduce the files of the open round
   tidemill hook remove max
 
-Names of files are relative to the folder at the start of the pattern; ${stem}, ${name} and the like are as in rules.";
+Names of files are relative to the directory at the start of the pattern; ${stem}, ${name} and the like are as in rules.";
 
 /// Manage hooks: run a kernel on each new file, on the node that took the file, and reduce the results
 #[derive(Debug, clap::Args)]
@@ -68,7 +68,7 @@ struct End {
 
 #[derive(Debug, clap::Args)]
 struct Add {
-    /// Pattern of the files, as in rules, for paths from the root of the array
+    /// Pattern of the files, as in rules, for paths from the root of the cluster
     pattern: String,
     /// Kernel to run on each file, with its arguments; programs read standard input
     #[arg(long, value_name = "KERNEL")]
@@ -79,13 +79,13 @@ struct Add {
     /// Kernel that makes one result from the results of a round; {inputs} stands for their names
     #[arg(long, value_name = "KERNEL")]
     reduce: Option<String>,
-    /// Path of the outputs of maps, which the reduction then reads [default: a hidden folder next to the output]
+    /// Path of the outputs of maps, which the reduction then reads [default: a hidden directory next to the output]
     #[arg(long, value_name = "FILE", requires = "reduce")]
     parts: Option<String>,
     /// Number of files after which a round is reduced; with --on group, number of files of one map
     #[arg(long, value_name = "FILES")]
     group: Option<u32>,
-    /// Pattern of marker files, below the hook's folder. A matching file ends the round
+    /// Pattern of marker files, below the hook's directory. A matching file ends the round
     #[arg(long, value_name = "PATTERN", requires = "reduce")]
     marker: Option<String>,
     /// Files that stay: all; only results; or all until they are stored elsewhere, then no longer in the burst tier

@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// Ids of jobs [default: all of yours]
     #[arg(value_name = "JOB")]
     jobs: Vec<u64>,
-    /// List jobs of all users (root and the server's user only)
+    /// List jobs of all users (administrators only)
     #[arg(long, short)]
     all: bool,
     /// Maximum number of jobs, the newest first

@@ -1,4 +1,4 @@
-//! `tidemill kernel`: kernels of one's own from the first line to the array, the kernels that are built in, and
+//! `tidemill kernel`: kernels of one's own from the first line to the cluster, the kernels that are built in, and
 //! trying one on files of this machine.
 
 mod build;
@@ -50,17 +50,17 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum KernelCommand {
-    /// Make a folder with a kernel's source, its headers, and a file to test it on
+    /// Make a directory with a kernel's source, its headers, and a file to test it on
     New(new::New),
     /// Compile a kernel to a shared object and, if the tools are installed, to a module, inside the sandbox
     Build(build::Build),
-    /// Store a kernel in the array. A changed kernel becomes a new version, and old versions remain
+    /// Store a kernel in the cluster. A changed kernel becomes a new version, and old versions remain
     Add(store::Add),
-    /// Delete your kernels from the array
+    /// Delete your kernels from the cluster
     Remove(store::Remove),
     /// List the built-in kernels with descriptions and arguments (`--quiet`: their names), and your own
     List(List),
-    /// Run a kernel on local files in the sandbox and under the limits of a node; no array is needed
+    /// Run a kernel on local files in the sandbox and under the limits of a node; no cluster is needed
     Test(Test),
 }
 
@@ -81,7 +81,7 @@ struct Test {
     /// Name of an output file; give the flag again for more [default: standard output is the result]
     #[arg(long, short, value_name = "NAME")]
     output: Vec<String>,
-    /// Folder for outputs [default: short outputs are shown, then all are removed]
+    /// Directory for outputs [default: short outputs are shown, then all are removed]
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
     /// Time limit, such as 90, 1.5s, 10m
@@ -120,7 +120,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 }
 
 async fn list(args: &List, context: &Context) -> anyhow::Result<ExitCode> {
-    // The built-in ones can be listed without an array.
+    // The built-in ones can be listed without a cluster.
     let own = match store::kept(context, args.all).await {
         Err(_) if !args.all && context.global.server.is_none() => Vec::new(),
         own => own?,
@@ -133,7 +133,7 @@ async fn list(args: &List, context: &Context) -> anyhow::Result<ExitCode> {
         kernels.iter().map(|kernel| described(kernel)).collect()
     };
     if !own.is_empty() && !context.quiet() {
-        let _ = write!(text, "\nkept in the array:\n{}", store::described(&own));
+        let _ = write!(text, "\nkept in the cluster:\n{}", store::described(&own));
     }
     let own: Vec<_> = own.iter().map(store::Kept::json).collect();
     let all: Vec<_> = kernels
@@ -221,12 +221,12 @@ fn input(path: &Path) -> anyhow::Result<RunInput> {
 fn try_out(test: Test, context: &Context) -> anyhow::Result<ExitCode> {
     let launcher = Launcher::new(Settings::default())?;
     // Beside where outputs are kept, so that they need not be copied there.
-    let folder = match &test.keep {
+    let directory = match &test.keep {
         Some(keep) => fs::create_dir_all(keep).and_then(|()| tempfile::tempdir_in(keep)),
         None => tempfile::tempdir(),
     };
-    let folder = folder.context("can't make a folder for the run")?;
-    let mut run = Run::new(code(&test.kernel, &launcher)?, folder.path().join("run"));
+    let directory = directory.context("can't make a directory for the run")?;
+    let mut run = Run::new(code(&test.kernel, &launcher)?, directory.path().join("run"));
     run.inputs = test
         .inputs
         .iter()
@@ -247,7 +247,7 @@ fn try_out(test: Test, context: &Context) -> anyhow::Result<ExitCode> {
         ..default
     };
     if test.law {
-        return law::run(&launcher, &run, folder.path(), context);
+        return law::run(&launcher, &run, directory.path(), context);
     }
     let prepared = launcher.prepare(run)?;
     let exit = launcher.spawn(&prepared)?.wait()?;
@@ -283,7 +283,7 @@ fn outputs(
     let mut written = Vec::new();
     for name in names {
         let bytes = prepared.output(name)?.size()?;
-        let path = prepared.run().folder.join(name);
+        let path = prepared.run().directory.join(name);
         let text = (bytes <= SHOWN_BYTES_MAX)
             .then(|| fs::read_to_string(&path).ok())
             .flatten();

@@ -1,4 +1,4 @@
-//! `tidemill labels`: work of the array for itself.
+//! `tidemill labels`: work of the cluster for itself.
 
 use crate::context::Context;
 use crate::output::places::LabelsView;
@@ -11,7 +11,7 @@ const EXAMPLES: &str = "Examples:
 
 The list has queued and running labels, and the number of files that wait for their own labels. Labels of tasks are in `tidemill jobs`.";
 
-/// Show labels that belong to no job: copies, removals, and their reasons (root and the server's user only)
+/// Show labels that belong to no job: copies, removals, and their reasons (administrators only)
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {}

@@ -17,7 +17,7 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Paths of files in the array
+    /// Paths of files in the cluster
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<OsString>,
 }

@@ -38,7 +38,7 @@ const SECOND_NS: i64 = 1_000_000_000;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Path in the array
+    /// Path in the cluster
     path: Option<OsString>,
     /// Id of an object, instead of a path
     #[arg(long, value_name = "ID", conflicts_with = "path")]
@@ -86,7 +86,7 @@ pub(crate) struct Args {
 /// Conditions of a search.
 #[derive(Debug, clap::Args)]
 struct Searched {
-    /// Kernel or program of tasks; folder, version and ending may be left out
+    /// Kernel or program of tasks; directory, version and ending may be left out
     #[arg(long, value_name = "KERNEL")]
     kernel: Option<String>,
     /// Words among the arguments of tasks, as in --arg '-m 12'
@@ -470,7 +470,7 @@ fn render(answer: &Answer, format: Format, (up, down): (bool, bool)) -> String {
         (Format::Json, _) => format!("{:#}", json(reply, graph, found.as_deref())),
         (Format::Dot, _) => dot::render(graph),
         (Format::Svg, _) => svg::render(graph),
-        (Format::ProvJson, _) => format!("{:#}", prov::document(graph, reply.array)),
+        (Format::ProvJson, _) => format!("{:#}", prov::document(graph, reply.cluster)),
     }
 }
 

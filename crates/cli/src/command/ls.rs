@@ -1,8 +1,8 @@
-//! `tidemill ls`: the entries of a folder of the array.
+//! `tidemill ls`: the entries of a directory of the cluster.
 
 use crate::context::Context;
 use crate::files;
-use crate::output::files::{FolderView, kind};
+use crate::output::files::{DirectoryView, kind};
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,19 +12,19 @@ use tidemill_wire::v1;
 const EXAMPLES: &str = "Examples:
   tidemill ls                       the root
   tidemill ls -l /raw               with sizes and the nodes that hold the files
-  tidemill --json ls -R / | jq      all files and folders";
+  tidemill --json ls -R / | jq      all files and directories";
 
-/// List files of the array
+/// List files of the cluster
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Paths in the array
+    /// Paths in the cluster
     #[arg(value_name = "PATH", default_value = "/")]
     paths: Vec<OsString>,
     /// Show mode, owner, size, time, and the node that holds each file
     #[arg(long, short)]
     long: bool,
-    /// List folders below, too
+    /// List directories below, too
     #[arg(long, short = 'R')]
     recursive: bool,
 }
@@ -50,12 +50,12 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             vec![found]
         };
         if args.recursive {
-            let folders = entries
+            let directories = entries
                 .iter()
                 .filter(|entry| kind(entry) == v1::Kind::Directory);
-            waiting.extend(folders.rev().map(|entry| path.join(&entry.name)));
+            waiting.extend(directories.rev().map(|entry| path.join(&entry.name)));
         }
-        context.output.step(&FolderView {
+        context.output.step(&DirectoryView {
             path,
             entries,
             long: args.long,
@@ -65,7 +65,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the entries of a folder. With `long`, waits a moment for the seals of files that were just copied: their sizes are
+/// Returns the entries of a directory. With `long`, waits a moment for the seals of files that were just copied: their sizes are
 /// unknown before.
 async fn entries(server: &Server, ino: u64, long: bool) -> anyhow::Result<Vec<v1::Entry>> {
     let written = |entry: &v1::Entry| entry.attr.is_some_and(|attr| attr.writing);

@@ -13,21 +13,21 @@ const EXAMPLES: &str = "Examples:
 
 `make install` installs the pages for all users.";
 
-/// Write the manual pages into a folder
+/// Write the manual pages into a directory
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Path of the folder. The command makes a missing folder
-    folder: PathBuf,
+    /// Path of the directory. The command makes a missing directory
+    directory: PathBuf,
 }
 
 pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
-    let folder = &args.folder;
-    let written = std::fs::create_dir_all(folder)
-        .and_then(|()| clap_mangen::generate_to(command_line(), folder));
-    written.with_context(|| format!("can't write manual pages: {}", folder.display()))?;
-    let text = format!("manual pages in {}", folder.display());
-    let json = json!({ "folder": exact(folder) });
+    let directory = &args.directory;
+    let written = std::fs::create_dir_all(directory)
+        .and_then(|()| clap_mangen::generate_to(command_line(), directory));
+    written.with_context(|| format!("can't write manual pages: {}", directory.display()))?;
+    let text = format!("manual pages in {}", directory.display());
+    let json = json!({ "directory": exact(directory) });
     context.output.show(&Said::new(text, json))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! `tidemill mkdir`: makes folders in the array.
+//! `tidemill mkdir`: makes directories in the cluster.
 
 use crate::context::Context;
 use crate::files;
@@ -9,14 +9,14 @@ const EXAMPLES: &str = "Examples:
   tidemill mkdir /raw
   tidemill mkdir -p /survey/2026/raw";
 
-/// Make folders in the array
+/// Make directories in the cluster
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Paths in the array
+    /// Paths in the cluster
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<OsString>,
-    /// Make missing parent folders, and accept an existing folder
+    /// Make missing parent directories, and accept an existing directory
     #[arg(long, short)]
     parents: bool,
 }
@@ -24,7 +24,7 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     for path in &args.paths {
-        files::make_folder(&server, &files::path(path)?, args.parents).await?;
+        files::make_directory(&server, &files::path(path)?, args.parents).await?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! `tidemill mount`: the array as a file system, in the foreground.
+//! `tidemill mount`: the cluster as a file system, in the foreground.
 
 mod bridges;
 
@@ -20,7 +20,7 @@ users may use it with their own rights; mounted by another user, only that user.
 for root and the user of the mount, with that user's keys. The mount waits for a server that has not
 started yet. It ends on SIGTERM or when it is unmounted; files that are open for writing are sealed first.";
 
-/// Mount the array as a file system, in the foreground
+/// Mount the cluster as a file system, in the foreground
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -30,7 +30,7 @@ pub(crate) struct Args {
     /// Mountpoint, made if it is missing [default: DIR/mnt]
     #[arg(long, value_name = "PATH", env = "TIDEMILL_MOUNT_PATH")]
     path: Option<PathBuf>,
-    /// Open files of nodes on this machine in their folders; false: all bytes by HTTP [default: true]
+    /// Open files of nodes on this machine in their directories; false: all bytes by HTTP [default: true]
     #[arg(long, value_name = "BOOL", env = "TIDEMILL_MOUNT_IN_PLACE")]
     in_place: Option<bool>,
     /// Allow access to other users, too [default: true for root]
@@ -57,7 +57,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let _running = args.foreground.enter()?;
     let file = &context.config.mount;
     let path = args.place.or(args.path).or_else(|| file.path.clone());
-    let path = path.unwrap_or_else(|| context.array.mount());
+    let path = path.unwrap_or_else(|| context.cluster.mount());
     check_needs()
         .map_err(|missing| anyhow::anyhow!("can't mount on {}: {missing}", path.display()))?;
     if !mountpoint::is_there(&path) {
@@ -112,7 +112,9 @@ pub(crate) fn check_needs() -> Result<(), String> {
     }
     let root = rustix::process::geteuid().is_root();
     let path = std::env::var_os("PATH").unwrap_or_default();
-    if !root && !std::env::split_paths(&path).any(|folder| folder.join("fusermount3").exists()) {
+    if !root
+        && !std::env::split_paths(&path).any(|directory| directory.join("fusermount3").exists())
+    {
         return Err(
             "fusermount3 is missing, which users other than root need; install fuse3".into(),
         );

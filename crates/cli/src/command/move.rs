@@ -16,11 +16,11 @@ const EXAMPLES: &str = "Examples:
 Files move in the background, by labels (`tidemill labels`), and continue after a restart of the server. Readers of the files
 do not notice. If a file has several copies, the first copy moves. Files that one of the nodes already has stay there.";
 
-/// Move files of the array to other nodes
+/// Move files of the cluster to other nodes
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Files and folders. A folder stands for all files below it
+    /// Files and directories. A directory stands for all files below it
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<OsString>,
     /// Target nodes: one node, or several. Files, and the parts of striped files, are spread over them

@@ -1,4 +1,4 @@
-//! `tidemill mv`: renames files and folders of the array.
+//! `tidemill mv`: renames files and directories of the cluster.
 
 use crate::context::{Context, credentials};
 use crate::files;
@@ -9,15 +9,15 @@ use tidemill_wire::v1::{self, name_op::Op};
 
 const EXAMPLES: &str = "Examples:
   tidemill mv /raw/a.fits /raw/b.fits
-  tidemill mv /mosaic.png /results         into an existing folder";
+  tidemill mv /mosaic.png /results         into an existing directory";
 
-/// Rename a file or folder of the array; its bytes stay on their node
+/// Rename a file or directory of the cluster; its bytes stay on their node
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Present path
     from: OsString,
-    /// New path, or an existing folder to move it into
+    /// New path, or an existing directory to move it into
     to: OsString,
     /// Fail if the new path exists
     #[arg(long, short)]
@@ -27,18 +27,18 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let (from, mut to) = (files::path(&args.from)?, files::path(&args.to)?);
-    let (folder, name) = from.split()?;
+    let (directory, name) = from.split()?;
     // Resolves the source first, so that an error names its whole path.
     files::resolve(&server, &from, false).await?;
     let target = files::find(&server, &to, true).await;
     if target.is_ok_and(|entry| kind(&entry) == v1::Kind::Directory) {
         to = to.join(name);
     }
-    let (new_folder, new_name) = to.split()?;
+    let (new_directory, new_name) = to.split()?;
     let rename = v1::Rename {
-        parent: files::inode(&server, folder).await?,
+        parent: files::inode(&server, directory).await?,
         name: name.to_vec(),
-        new_parent: files::inode(&server, new_folder).await?,
+        new_parent: files::inode(&server, new_directory).await?,
         new_name: new_name.to_vec(),
         no_replace: args.no_replace,
         ..v1::Rename::default()

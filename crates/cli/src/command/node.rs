@@ -1,4 +1,4 @@
-//! `tidemill node`: one storage node, in the foreground; and how the array gets rid of one.
+//! `tidemill node`: one storage node, in the foreground; and how the cluster gets rid of one.
 
 mod drain;
 mod follow;
@@ -24,17 +24,17 @@ use tidemill_plan::units::Watts;
 
 const EXAMPLES: &str = "Examples:
   tidemill node --id 0                             for a server on this machine
-  tidemill node --id 3 --folder /data/tidemill --server https://10.0.0.1:7700 \\
+  tidemill node --id 3 --data-dir /data/tidemill --server https://10.0.0.1:7700 \\
       --token-file /etc/tidemill.token --listen 10.0.0.14:7701 --cores 16
 
-  tidemill node --id 999 --medium memory --capacity 2GiB       for folders that ask for memory; files are lost with this machine
+  tidemill node --id 999 --medium memory --capacity 2GiB       for directories that ask for memory; files are lost with this machine
 
-  tidemill node --id 20 --outside s3://bucket/array --outside-keys ~/keys      keep files in an object store
-  tidemill node --id 20 --outside s3://bucket/array --outside-as \"dedup | zstd\"        the same, in fewer bytes
+  tidemill node --id 20 --outside s3://bucket/cluster --outside-keys ~/keys      keep files in an object store
+  tidemill node --id 20 --outside s3://bucket/cluster --outside-as \"dedup | zstd\"        the same, in fewer bytes
 
   tidemill node drain 3 --wait                     move its files to other nodes during operation
   tidemill node suspend 3                          suspend it until its files are needed; `wake 3` wakes it
-  tidemill node remove 3                           remove it from the array
+  tidemill node remove 3                           remove it from the cluster
 
 As root, kernels run as the owners of their jobs; otherwise all run as the node's user. The node ends on SIGTERM, after
 a message to the server; interrupted tasks run again.";
@@ -48,12 +48,12 @@ const ASLEEP: &str = "TIDEMILL_NODE_ASLEEP";
 pub(crate) struct Args {
     #[command(subcommand)]
     action: Option<Action>,
-    /// Number in the array, below 1000. Its folder belongs to this number for ever [default: 0]
+    /// Number in the cluster, below 1000. Its directory belongs to this number for ever [default: 0]
     #[arg(long, value_name = "ID", env = "TIDEMILL_NODE_ID")]
     id: Option<u32>,
-    /// Folder for all its data [default: DIR/node-ID]
-    #[arg(long, value_name = "FOLDER", env = "TIDEMILL_NODE_FOLDER")]
-    folder: Option<PathBuf>,
+    /// Directory for all its data [default: DIR/node-ID]
+    #[arg(long, value_name = "DIRECTORY", env = "TIDEMILL_NODE_DATA_DIR")]
+    data_dir: Option<PathBuf>,
     /// Address for requests for bytes; port 0 takes a free port [default: 127.0.0.1:0]
     #[arg(long, value_name = "HOST:PORT", env = "TIDEMILL_NODE_LISTEN")]
     listen: Option<SocketAddr>,
@@ -77,20 +77,20 @@ pub(crate) struct Args {
     /// the machine's]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_NODE_KERNELS_MEMORY")]
     kernels_memory: Option<Size>,
-    /// Folders of this machine that kernels may read, with all folders below them, if their tasks ask for them, such as
+    /// Directories of this machine that kernels may read, with all directories below them, if their tasks ask for them, such as
     /// /sw,/cvmfs [default: none]
     #[arg(
         long,
-        value_name = "FOLDERS",
+        value_name = "DIRECTORIES",
         value_delimiter = ',',
-        env = "TIDEMILL_NODE_KERNELS_FOLDERS"
+        env = "TIDEMILL_NODE_KERNELS_DIRS"
     )]
-    kernels_folders: Option<Vec<PathBuf>>,
-    /// Folders that are searched for programs before the system's folders, such as /sw/bin; all kernels may read them [default:
+    kernels_dirs: Option<Vec<PathBuf>>,
+    /// Directories that are searched for programs before the system's directories, such as /sw/bin; all kernels may read them [default:
     /// none]
     #[arg(
         long,
-        value_name = "FOLDERS",
+        value_name = "DIRECTORIES",
         value_delimiter = ',',
         env = "TIDEMILL_NODE_KERNELS_PATH"
     )]
@@ -102,7 +102,7 @@ pub(crate) struct Args {
         env = "TIDEMILL_NODE_KERNELS_ENVIRONMENT"
     )]
     kernels_environment: Option<Vec<String>>,
-    /// Medium for objects: disk or memory. Memory is lost with this machine, and only takes files of folders that ask for it
+    /// Medium for objects: disk or memory. Memory is lost with this machine, and only takes files of directories that ask for it
     /// (user.tidemill.medium) [default: disk]
     #[arg(long, value_name = "MEDIUM", env = "TIDEMILL_NODE_MEDIUM")]
     medium: Option<config::NodeMedium>,
@@ -125,7 +125,7 @@ pub(crate) struct Args {
     /// [default: unknown]
     #[arg(long, value_name = "POWER", env = "TIDEMILL_NODE_BUSY_POWER")]
     busy_power: Option<Watts>,
-    /// Power when idle, such as "63 W". With --busy-power, the array computes energy [default: unknown]
+    /// Power when idle, such as "63 W". With --busy-power, the cluster computes energy [default: unknown]
     #[arg(long, value_name = "POWER", env = "TIDEMILL_NODE_IDLE_POWER")]
     idle_power: Option<Watts>,
     /// Power when suspended, such as "16 W" [default: unknown]
@@ -138,7 +138,7 @@ pub(crate) struct Args {
     /// Size of the cache for pulled bytes, for later tasks [default: 256Mi]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_NODE_PULLED")]
     pulled: Option<Size>,
-    /// Read objects of nodes on the same machine directly from their folders; false: pull them like all others
+    /// Read objects of nodes on the same machine directly from their directories; false: pull them like all others
     /// [default: true]
     #[arg(long, value_name = "BOOL", env = "TIDEMILL_NODE_IN_PLACE")]
     in_place: Option<bool>,
@@ -153,8 +153,8 @@ pub(crate) struct Args {
     /// store) [default: store]
     #[arg(long, value_name = "TIER", env = "TIDEMILL_NODE_TIER")]
     tier: Option<config::NodeTier>,
-    /// External store that keeps its files: file:///FOLDER, s3://BUCKET/…, webdav(s)://HOST/…, as for `tidemill
-    /// bridge add`. Then --capacity limits the bytes in that store [default: in its folder]
+    /// External store that keeps its files: file:///DIRECTORY, s3://BUCKET/…, webdav(s)://HOST/…, as for `tidemill
+    /// bridge add`. Then --capacity limits the bytes in that store [default: in its directory]
     #[arg(long, value_name = "URI", env = "TIDEMILL_NODE_OUTSIDE")]
     outside: Option<String>,
     /// File with the keys of that store, which nobody else may be able to read [default: none]
@@ -165,7 +165,7 @@ pub(crate) struct Args {
     /// is not sent again) or "dedup | zstd" (the same, compressed) [default: files]
     #[arg(long, value_name = "STEPS", env = "TIDEMILL_NODE_OUTSIDE_AS")]
     outside_as: Option<Packing>,
-    /// Maximum size of bytes of the external store that are also kept in the folder, for fast reads [default: 4Gi]
+    /// Maximum size of bytes of the external store that are also kept in the directory, for fast reads [default: 4Gi]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_NODE_NEAR")]
     near: Option<Size>,
     #[command(flatten)]
@@ -209,12 +209,12 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         }
         return Err(process::again(ASLEEP, false).into());
     }
-    let array = (config.server.clone(), config.credential.clone());
+    let cluster = (config.server.clone(), config.credential.clone());
     let number = config.node;
     let mut node = start(config).await?;
     let looking = node.follower().zip(store);
     let following =
-        looking.map(|(known, store)| tokio::spawn(follow::stay(known, store, (number, array))));
+        looking.map(|(known, store)| tokio::spawn(follow::stay(known, store, (number, cluster))));
     let failed = tokio::select! {
         ended = process::asked_to_end() => { ended?; None }
         error = node.failed() => Some(error),
@@ -234,10 +234,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 fn config(args: &Args, context: &Context) -> anyhow::Result<tidemill_node::Config> {
     let file = &context.config.node;
     let id = args.id.or(file.id).unwrap_or(0);
-    let folder = args.folder.clone().or_else(|| file.folder.clone());
-    let folder = folder.unwrap_or_else(|| context.array.node(id));
+    let directory = args.data_dir.clone().or_else(|| file.data_dir.clone());
+    let directory = directory.unwrap_or_else(|| context.cluster.node(id));
     let endpoint = context.endpoint()?;
-    let mut config = tidemill_node::Config::new(NodeId(id), folder, endpoint);
+    let mut config = tidemill_node::Config::new(NodeId(id), directory, endpoint);
     config.credential = context.credential(&config.server)?;
     config.tls = context.tls();
     config.role = match args.role.or(file.role) {
@@ -265,9 +265,9 @@ fn config(args: &Args, context: &Context) -> anyhow::Result<tidemill_node::Confi
     config.kernels_idle = kernels != Some(config::KernelPriority::Normal);
     let memory = args.kernels_memory.or(file.kernels_memory);
     config.kernels_memory_bytes = memory.map(|Size(bytes)| bytes);
-    let folders = args.kernels_folders.as_ref();
-    let folders = folders.or(file.kernels_folders.as_ref());
-    config.kernels_folders = absolute("kernels-folders", folders)?;
+    let directories = args.kernels_dirs.as_ref();
+    let directories = directories.or(file.kernels_dirs.as_ref());
+    config.kernels_dirs = absolute("kernels-dirs", directories)?;
     let path = args.kernels_path.as_ref().or(file.kernels_path.as_ref());
     config.kernels_path = absolute("kernels-path", path)?;
     let variables = args.kernels_environment.as_ref();
@@ -294,7 +294,7 @@ fn config(args: &Args, context: &Context) -> anyhow::Result<tidemill_node::Confi
     Ok(config)
 }
 
-/// Of which tier it is, and whether its files stay in its folder.
+/// Of which tier it is, and whether its files stay in its directory.
 fn set_place(
     config: &mut tidemill_node::Config,
     args: &Args,
@@ -337,16 +337,16 @@ fn watts_milli(power: Watts) -> u64 {
     (power.get() * 1000.0).round() as u64
 }
 
-fn absolute(setting: &str, folders: Option<&Vec<PathBuf>>) -> anyhow::Result<Vec<PathBuf>> {
-    let folders = folders.cloned().unwrap_or_default();
-    for folder in &folders {
-        let shown = folder.display();
+fn absolute(setting: &str, directories: Option<&Vec<PathBuf>>) -> anyhow::Result<Vec<PathBuf>> {
+    let directories = directories.cloned().unwrap_or_default();
+    for directory in &directories {
+        let shown = directory.display();
         anyhow::ensure!(
-            folder.is_absolute() && !shown.to_string().contains(':'),
-            "{setting}: {shown} is no folder's path from / on, without ':'"
+            directory.is_absolute() && !shown.to_string().contains(':'),
+            "{setting}: {shown} is no directory's path from / on, without ':'"
         );
     }
-    Ok(folders)
+    Ok(directories)
 }
 
 fn variable(given: &str) -> anyhow::Result<(String, String)> {
@@ -362,7 +362,7 @@ fn variable(given: &str) -> anyhow::Result<(String, String)> {
 /// Starts a node.
 ///
 /// # Errors
-/// If its folder or its address can't be used.
+/// If its directory or its address can't be used.
 pub(crate) async fn start(config: tidemill_node::Config) -> anyhow::Result<tidemill_node::Node> {
     let what = format!("can't start node {}", config.node);
     tidemill_node::Node::start(config).await.context(what)

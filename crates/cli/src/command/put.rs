@@ -1,4 +1,4 @@
-//! `tidemill put`: copies local files into the array.
+//! `tidemill put`: copies local files into the cluster.
 
 use crate::context::{Context, credentials};
 use crate::files;
@@ -22,9 +22,9 @@ use tidemill_wire::v1::{self, name_op::Op};
 use tokio::task::JoinSet;
 
 const EXAMPLES: &str = "Examples:
-  tidemill put a.fits b.fits /raw/              into a folder
+  tidemill put a.fits b.fits /raw/              into a directory
   tidemill put a.fits /raw/first.fits           under another name
-  tidemill put -r survey /                      a folder with all files below it, as /survey
+  tidemill put -r survey /                      a directory with all files below it, as /survey
   tidemill put --node 2 a.fits /raw/         to one node
   tidemill put --copies 2 a.fits /raw/          with a copy on another host, made afterwards
   tidemill put --copies 2,now a.fits /raw/      the same; wait for the copy
@@ -34,32 +34,32 @@ const EXAMPLES: &str = "Examples:
 /// Files copied at the same time.
 const AT_ONCE: usize = 8;
 
-/// Copy local files into the array
+/// Copy local files into the cluster
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Local files and, last, the path in the array; `-` is standard input
+    /// Local files and, last, the path in the cluster; `-` is standard input
     #[arg(required = true, num_args = 2.., value_name = "LOCAL... PATH")]
     paths: Vec<PathBuf>,
-    /// Copy folders with all files below them
+    /// Copy directories with all files below them
     #[arg(long, short)]
     recursive: bool,
-    /// Id of the node for the files [default: the folder's, else by inode]
+    /// Id of the node for the files [default: the directory's, else by inode]
     #[arg(long, short, value_name = "ID")]
     node: Option<u32>,
     /// Number of nodes with a copy, on other hosts first, 1 to 8; with `,now` the command waits for the copies [default: as the
-    /// folder says]
+    /// directory says]
     #[arg(long, value_name = "N[,now]")]
     copies: Option<copies::Wanted>,
-    /// Size of a stripe and number of nodes [default: as the folder says; without WIDTH: all nodes]
+    /// Size of a stripe and number of nodes [default: as the directory says; without WIDTH: all nodes]
     #[arg(long, value_name = "UNIT[,WIDTH]", conflicts_with = "node")]
     stripe: Option<Stripes>,
 }
 
-/// One thing to be made in the array.
+/// One thing to be made in the cluster.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
-    Folder(files::Path),
+    Directory(files::Path),
     Link(files::Path, PathBuf),
     File(PathBuf, files::Path, u64),
 }
@@ -91,7 +91,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let (mut count, mut bytes) = (0_u64, 0);
     for step in steps {
         match step {
-            Step::Folder(path) => files::make_folder(&server, &path, true).await?,
+            Step::Directory(path) => files::make_directory(&server, &path, true).await?,
             Step::Link(path, target) => make_link(&server, &path, &target).await?,
             Step::File(local, path, _) => {
                 if running.len() >= AT_ONCE
@@ -149,7 +149,7 @@ impl Copy {
     }
 }
 
-/// Returns everything to be made, folders before their entries.
+/// Returns everything to be made, directories before their entries.
 async fn plan(
     server: &Server,
     sources: &[PathBuf],
@@ -158,17 +158,17 @@ async fn plan(
 ) -> anyhow::Result<Vec<Step>> {
     let path = files::path(target)?;
     let found = files::find(server, &path, true).await;
-    let is_folder = found.is_ok_and(|entry| kind(&entry) == v1::Kind::Directory);
+    let is_directory = found.is_ok_and(|entry| kind(&entry) == v1::Kind::Directory);
     anyhow::ensure!(
-        is_folder || (sources.len() == 1 && !target.as_bytes().ends_with(b"/")),
-        "not a folder: {path}; make it first (`tidemill mkdir -p {path}`)"
+        is_directory || (sources.len() == 1 && !target.as_bytes().ends_with(b"/")),
+        "not a directory: {path}; make it first (`tidemill mkdir -p {path}`)"
     );
     let mut steps = Vec::new();
     for source in sources {
         if source.as_os_str() == "-" {
             anyhow::ensure!(
-                !is_folder,
-                "no name for standard input: {path} is a folder; give the full path of a file"
+                !is_directory,
+                "no name for standard input: {path} is a directory; give the full path of a file"
             );
             steps.push(Step::File("/dev/stdin".into(), path.clone(), 0));
             continue;
@@ -176,10 +176,10 @@ async fn plan(
         let metadata = std::fs::metadata(source).with_context(|| source.display().to_string())?;
         anyhow::ensure!(
             recursive || !metadata.is_dir(),
-            "is a folder: {}; give -r to put it with all that is in it",
+            "is a directory: {}; give -r to put it with all that is in it",
             source.display()
         );
-        let path = if is_folder {
+        let path = if is_directory {
             path.join(own_name(source)?.as_bytes())
         } else {
             path.clone()
@@ -202,10 +202,10 @@ fn own_name(source: &Path) -> anyhow::Result<OsString> {
     Ok(name.to_owned())
 }
 
-fn walk(folder: &Path, path: &files::Path, steps: &mut Vec<Step>) -> anyhow::Result<()> {
-    let at = || folder.display().to_string();
-    steps.push(Step::Folder(path.clone()));
-    let mut entries = std::fs::read_dir(folder)
+fn walk(directory: &Path, path: &files::Path, steps: &mut Vec<Step>) -> anyhow::Result<()> {
+    let at = || directory.display().to_string();
+    steps.push(Step::Directory(path.clone()));
+    let mut entries = std::fs::read_dir(directory)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .with_context(at)?;
     entries.sort_by_key(std::fs::DirEntry::file_name);
@@ -222,7 +222,7 @@ fn walk(folder: &Path, path: &files::Path, steps: &mut Vec<Step>) -> anyhow::Res
             steps.push(Step::File(local, path, size));
         } else {
             anyhow::bail!(
-                "not a file, folder or link: {}; move it elsewhere or copy through the mount",
+                "not a file, directory or link: {}; move it elsewhere or copy through the mount",
                 local.display()
             );
         }
@@ -252,9 +252,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn walk_lists_folders_before_contents_and_keeps_links() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path().join("data");
+    fn walk_lists_directories_before_contents_and_keeps_links() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().join("data");
         std::fs::create_dir_all(root.join("sub")).unwrap();
         std::fs::write(root.join("sub/a"), "four").unwrap();
         std::os::unix::fs::symlink("sub/a", root.join("z")).unwrap();
@@ -262,8 +262,8 @@ mod tests {
         let path = |text| files::path(text).unwrap();
         walk(&root, &path("/data"), &mut steps).unwrap();
         let expected = [
-            Step::Folder(path("/data")),
-            Step::Folder(path("/data/sub")),
+            Step::Directory(path("/data")),
+            Step::Directory(path("/data/sub")),
             Step::File(root.join("sub/a"), path("/data/sub/a"), 4),
             Step::Link(path("/data/z"), "sub/a".into()),
         ];
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn own_name_of_dot_is_current_folder_name() {
+    fn own_name_of_dot_is_current_directory_name() {
         let here = own_name(Path::new(".")).unwrap();
         assert_eq!(
             std::env::current_dir()

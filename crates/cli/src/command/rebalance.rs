@@ -13,7 +13,7 @@ const EXAMPLES: &str = "Examples:
 
 The fill level is the used share of a node's capacity. Only nodes that are up and are not being emptied take part.";
 
-/// Balance the fill level of nodes (root and the server's user only)
+/// Balance the fill level of nodes (administrators only)
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

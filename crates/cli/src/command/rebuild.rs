@@ -10,11 +10,11 @@ use std::process::ExitCode;
 use tidemill_server::rebuild::{self, Apart, Rebuilt};
 
 const EXAMPLES: &str = "Examples:
-  tidemill rebuild                                   the array of `tidemill up`, after its server.db was lost
-  tidemill rebuild --folder /srv/server /srv/el-0 /copies/node-1.db
+  tidemill rebuild                                   the cluster of `tidemill up`, after its server.db was lost
+  tidemill rebuild --data-dir /srv/server /srv/el-0 /copies/node-1.db
 
 Stop the server and move a damaged server.db (with its -wal and -shm) elsewhere first. Name every node of the
-array: its folder, or a copy of its node.db. `sqlite3 node.db '.backup COPY'` copies the database of a
+cluster: its directory, or a copy of its node.db. `sqlite3 node.db '.backup COPY'` copies the database of a
 running node; a plain copy lacks the writes in node.db-wal, and is refused. Names, links, owners, modes, times, versions,
 extended attributes and lineage are restored as the server last noted them on the nodes, about a second after each change.
 Records that only the server has are lost: lifetimes, job scripts, and unfinished jobs.
@@ -28,21 +28,23 @@ const SHOWN_MAX: usize = 20;
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The server's folder [default: DIR/server]
-    #[arg(long, value_name = "FOLDER", env = "TIDEMILL_SERVER_FOLDER")]
-    folder: Option<PathBuf>,
-    /// Folders of all nodes, or copies of their node.db [default: those of `tidemill up`]
+    /// The server's directory [default: DIR/server]
+    #[arg(long, value_name = "DIRECTORY", env = "TIDEMILL_SERVER_DATA_DIR")]
+    data_dir: Option<PathBuf>,
+    /// Directories of all nodes, or copies of their node.db [default: those of `tidemill up`]
     #[arg(value_name = "NODE")]
     nodes: Vec<PathBuf>,
 }
 
 pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
-    let folder = args.folder.or_else(|| context.config.server.folder.clone());
-    let folder = folder.unwrap_or_else(|| context.array.server());
+    let directory = args
+        .data_dir
+        .or_else(|| context.config.server.data_dir.clone());
+    let directory = directory.unwrap_or_else(|| context.cluster.server());
     let nodes = if args.nodes.is_empty() {
-        let ids = context.array.nodes().into_iter();
-        let mut all: Vec<PathBuf> = ids.map(|id| context.array.node(id)).collect();
-        let host = folder.join("host");
+        let ids = context.cluster.nodes().into_iter();
+        let mut all: Vec<PathBuf> = ids.map(|id| context.cluster.node(id)).collect();
+        let host = directory.join("host");
         all.extend(host.join("node.db").is_file().then_some(host));
         all
     } else {
@@ -53,14 +55,14 @@ pub(crate) fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
         rustix::process::getegid().as_raw(),
     );
     context.note(format_args!("reading {} nodes", nodes.len()));
-    let rebuilt = rebuild::rebuild(&folder, &nodes, owner)?;
+    let rebuilt = rebuild::rebuild(&directory, &nodes, owner)?;
     context.output.show(&said(&rebuilt))?;
     Ok(ExitCode::from(u8::from(rebuilt.less)))
 }
 
 fn said(rebuilt: &Rebuilt) -> Said {
     let mut text = format!(
-        "rebuilt from {} nodes ({}): {} files ({}) in {} folders, {} tasks, {} rules",
+        "rebuilt from {} nodes ({}): {} files ({}) in {} directories, {} tasks, {} rules",
         rebuilt.nodes.len(),
         numbers(&rebuilt.nodes),
         rebuilt.files,
@@ -76,11 +78,11 @@ fn said(rebuilt: &Rebuilt) -> Said {
             shown(&rebuilt.unnoted),
         ),
         (
-            "files and folders that could not get their own place are in /lost+found",
+            "files and directories that could not get their own place are in /lost+found",
             rebuilt.apart.iter().map(apart).collect(),
         ),
         (
-            "rules are gone: the folders that had them as an attribute are not there, or have another one",
+            "rules are gone: the directories that had them as an attribute are not there, or have another one",
             rebuilt.rules_left.clone(),
         ),
     ];
@@ -98,7 +100,7 @@ fn said(rebuilt: &Rebuilt) -> Said {
         }
     }
     text += &warnings(rebuilt);
-    text += "\nnot kept by nodes: lifetimes, job scripts, jobs that had not ended, times of folders, what fired rules";
+    text += "\nnot kept by nodes: lifetimes, job scripts, jobs that had not ended, times of directories, what fired rules";
     text += "\nstart the server to use it (`tidemill up`)";
     let apart: Vec<_> = rebuilt
         .apart
@@ -136,14 +138,14 @@ fn warnings(rebuilt: &Rebuilt) -> String {
     if !rebuilt.removed.is_empty() {
         let _ = write!(
             text,
-            "\ntaken out of the array before, and left out: {}",
+            "\ntaken out of the cluster before, and left out: {}",
             numbers(&rebuilt.removed)
         );
     }
     for node in &rebuilt.absent {
         let _ = write!(
             text,
-            "\nnode {node} was not given: its files are unknown. If it was taken out of the array it is a member again \
+            "\nnode {node} was not given: its files are unknown. If it was taken out of the cluster it is a member again \
              when it runs: stop it, or take it out again (`tidemill node remove {node}`)"
         );
     }

@@ -43,7 +43,7 @@ pub(crate) struct Args {
     /// count, min, max, sum, mean, stddev, range, stats (all of them), median, quantile or histogram
     #[arg(value_name = "OP")]
     operation: String,
-    /// Files of the array, or folders that are a Zarr, each with a colon and its variables; `*` and `?` stand for any names.
+    /// Files of the cluster, or directories that are a Zarr, each with a colon and its variables; `*` and `?` stand for any names.
     /// Several
     /// files of a variable count as one file, joined along a dimension
     #[arg(required = true, value_name = "FILE:VARIABLE")]
@@ -86,7 +86,7 @@ pub(crate) struct Args {
     /// Local file for the result, .nc, .npy, .csv or .json; with cluster:/PATH a job writes the result there, with its lineage
     #[arg(long, value_name = "FILE")]
     to: Option<PathBuf>,
-    /// Read files of this machine, or of a mounted array
+    /// Read files of this machine, or of a mounted cluster
     #[arg(long)]
     local: bool,
 }
@@ -292,7 +292,7 @@ fn matches(name: &str, pattern: &str) -> bool {
     matches_pattern(&characters(name), &characters(pattern))
 }
 
-/// All paths that a pattern stands for, in order; `list` gives the names in a folder.
+/// All paths that a pattern stands for, in order; `list` gives the names in a directory.
 fn expand(
     path: &str,
     mut list: impl FnMut(&str) -> anyhow::Result<Vec<String>>,
@@ -306,20 +306,23 @@ fn expand(
         String::new()
     }];
     for part in path.split('/').filter(|part| !part.is_empty()) {
-        let join = |folder: &String, name: &str| match folder.as_str() {
+        let join = |directory: &String, name: &str| match directory.as_str() {
             "" => name.to_owned(),
-            folder => format!("{}/{name}", folder.trim_end_matches('/')),
+            directory => format!("{}/{name}", directory.trim_end_matches('/')),
         };
         if !is_pattern(part) {
-            found = found.iter().map(|folder| join(folder, part)).collect();
+            found = found
+                .iter()
+                .map(|directory| join(directory, part))
+                .collect();
             continue;
         }
         let mut next = Vec::new();
-        for folder in &found {
-            let mut names = list(folder)?;
+        for directory in &found {
+            let mut names = list(directory)?;
             names.retain(|name| !name.starts_with('.') && matches(name, part));
             names.sort_unstable();
-            next.extend(names.iter().map(|name| join(folder, name)));
+            next.extend(names.iter().map(|name| join(directory, name)));
         }
         found = next;
     }
@@ -373,7 +376,7 @@ fn having(
 /// A file that was opened.
 enum Opened {
     File(File),
-    Folder(PathBuf),
+    Directory(PathBuf),
 }
 
 /// The local path that a text stands for.
@@ -387,10 +390,10 @@ fn local(
     progress: &Progress,
     put: Option<&mut Put<'_>>,
 ) -> anyhow::Result<Table> {
-    let list = |folder: &str| {
-        let folder = if folder.is_empty() { "." } else { folder };
-        let at = || format!("{folder} can't be read");
-        let entries = anyhow::Context::with_context(std::fs::read_dir(path(folder)), at)?;
+    let list = |directory: &str| {
+        let directory = if directory.is_empty() { "." } else { directory };
+        let at = || format!("{directory} can't be read");
+        let entries = anyhow::Context::with_context(std::fs::read_dir(path(directory)), at)?;
         let name = |entry: std::io::Result<DirEntry>| Ok(exact(entry?.file_name()));
         let names: std::io::Result<_> = entries.map(name).collect();
         anyhow::Context::with_context(names, at)
@@ -400,7 +403,7 @@ fn local(
     for name in &names {
         let path = path(name);
         opened.push(if path.is_dir() {
-            Opened::Folder(path)
+            Opened::Directory(path)
         } else {
             Opened::File(anyhow::Context::with_context(File::open(&path), || {
                 name.clone()
@@ -428,10 +431,10 @@ fn local(
             header: &headers[place],
             store: zips[place]
                 .as_ref()
-                .map_or_else(|| store(&opened[place]), |zip| Store::Folder(zip)),
+                .map_or_else(|| store(&opened[place]), |zip| Store::Directory(zip)),
             bytes: match &opened[place] {
                 Opened::File(file) => Some(file),
-                Opened::Folder(_) => None,
+                Opened::Directory(_) => None,
             },
         })
         .collect();
@@ -448,7 +451,7 @@ fn local(
 fn store(opened: &Opened) -> Store<'_> {
     match opened {
         Opened::File(file) => Store::File(file),
-        Opened::Folder(folder) => Store::Folder(folder),
+        Opened::Directory(directory) => Store::Directory(directory),
     }
 }
 

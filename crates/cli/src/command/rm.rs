@@ -1,4 +1,4 @@
-//! `tidemill rm`: removes files and folders of the array.
+//! `tidemill rm`: removes files and directories of the cluster.
 
 use crate::context::{Context, credentials};
 use crate::files;
@@ -15,14 +15,14 @@ const EXAMPLES: &str = "Examples:
 /// Removals sent at once.
 const BATCH: usize = 1000;
 
-/// Remove files of the array
+/// Remove files of the cluster
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Paths in the array
+    /// Paths in the cluster
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<OsString>,
-    /// Remove folders with all files below them
+    /// Remove directories with all files below them
     #[arg(long, short)]
     recursive: bool,
     /// Ignore missing paths
@@ -38,17 +38,17 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             Err(error) if args.force && error.is(rustix::io::Errno::NOENT) => continue,
             found => found?,
         };
-        let (folder, name) = path.split()?;
+        let (parent, name) = path.split()?;
         let directory = kind(&found) == v1::Kind::Directory;
         if directory {
             anyhow::ensure!(
                 args.recursive,
-                "is a folder: {path}; give -r to remove it with everything in it"
+                "is a directory: {path}; give -r to remove it with everything in it"
             );
             empty(&server, found.attr.map_or(0, |attr| attr.ino)).await?;
         }
         let unlink = v1::Unlink {
-            parent: files::inode(&server, folder).await?,
+            parent: files::inode(&server, parent).await?,
             name: name.to_vec(),
             directory,
             time: 0,
@@ -58,7 +58,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// Removes everything in a folder, deepest first.
+/// Removes everything in a directory, deepest first.
 ///
 /// # Errors
 /// If something in it may not be removed.

@@ -1,4 +1,4 @@
-//! `tidemill room`: folders that end.
+//! `tidemill room`: directories that end.
 
 use crate::command::cat;
 use crate::context::{Context, credentials};
@@ -20,7 +20,7 @@ use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tonic::{Code, Status};
 
 const EXAMPLES: &str = "Examples:
-  tidemill room create m51 --quota 1GiB --ttl 2h       your room /rooms/m51, in memory if the array has any
+  tidemill room create m51 --quota 1GiB --ttl 2h       your room /rooms/m51, in memory if the cluster has any
   tidemill room create shared --group 1200 --mode 770  for a group, by its number
   tidemill room join m51 -- ./simulate                 the room ends with the last program
   tidemill room get m51 step-7.dat --wait 30s > step   wait until a program has written it
@@ -34,7 +34,7 @@ const RENEWAL: Duration = Duration::from_secs(5);
 /// Pause before another request to an offline server.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// Manage rooms: folders with a quota and an end, in memory if the array has a node in memory
+/// Manage rooms: directories with a quota and an end, in memory if the cluster has a node in memory
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -44,7 +44,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum RoomCommand {
-    /// Make a room: the folder /rooms/NAME
+    /// Make a room: the directory /rooms/NAME
     Create(Create),
     /// List the rooms that you may enter
     List,

@@ -16,7 +16,7 @@ use tidemill_wire::v1::{self, name_op::Op};
 const EXAMPLES: &str = "Examples:
   tidemill rule test monthly.rule /climate/run-07/tas.nc      the task for a file, without running it
   tidemill rule add monthly.rule --existing                   from now on, and for existing files
-  tidemill rule add --folder /raw wc.rule                     as the folder's attribute user.tidemill.rule
+  tidemill rule add --path /raw wc.rule                     as the directory's attribute user.tidemill.rule
   tidemill rule list
   tidemill rule show monthly                                  its text, and the outcomes of its firings
   tidemill rule log monthly --state failed                    failed files, with reasons
@@ -74,13 +74,13 @@ struct Add {
     /// Replace the rule of the same name, and keep its log
     #[arg(long)]
     replace: bool,
-    /// Folder of the array whose attribute user.tidemill.rule takes the text, in place of its present rule
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["replace", "existing", "for_all"])]
-    folder: Option<OsString>,
+    /// Directory of the cluster whose attribute user.tidemill.rule takes the text, in place of its present rule
+    #[arg(long, value_name = "DIRECTORY", conflicts_with_all = ["replace", "existing", "for_all"])]
+    path: Option<OsString>,
     /// Fire for existing files, too
     #[arg(long)]
     existing: bool,
-    /// Apply the rule to everybody's files, each with the rights of the file's owner (root and the server's user only)
+    /// Apply the rule to everybody's files, each with the rights of the file's owner (administrators only)
     #[arg(long)]
     for_all: bool,
 }
@@ -90,7 +90,7 @@ struct Test {
     /// Name of a rule, or else a file with the text of a rule
     #[arg(value_name = "RULE|FILE")]
     rule: OsString,
-    /// Path in the array, absolute or relative to the rule's folder
+    /// Path in the cluster, absolute or relative to the rule's directory
     path: OsString,
 }
 
@@ -235,8 +235,8 @@ async fn add(
     server: &tidemill_client::Server,
 ) -> anyhow::Result<ExitCode> {
     let text = read(&args.file)?;
-    if let Some(folder) = args.folder {
-        return set(&folder, text, context, server).await;
+    if let Some(directory) = args.path {
+        return set(&directory, text, context, server).await;
     }
     let request = v1::AddRuleRequest {
         credentials: Some(credentials()),
@@ -259,14 +259,14 @@ async fn add(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sets the attribute of a folder, as `setfattr` does, but reports faults of the rule.
+/// Sets the attribute of a directory, as `setfattr` does, but reports faults of the rule.
 async fn set(
-    folder: &OsStr,
+    directory: &OsStr,
     text: String,
     context: &Context,
     server: &tidemill_client::Server,
 ) -> anyhow::Result<ExitCode> {
-    let path = files::path(folder)?;
+    let path = files::path(directory)?;
     let attr = files::resolve(server, &path, true).await?.attr;
     let set = v1::SetXattr {
         ino: attr.unwrap_or_default().ino,
@@ -278,7 +278,7 @@ async fn set(
     let text = format!("{path} has its rule: see `tidemill rule list`");
     context
         .output
-        .show(&Said::new(text, json!({ "folder": path })))?;
+        .show(&Said::new(text, json!({ "directory": path })))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -13,7 +13,7 @@ use tidemill_wire::v1;
 const EXAMPLES: &str = "Examples:
   tidemill scrub                    all objects of all nodes, in the background
   tidemill scrub --node 2 --wait
-  tidemill scrub --wait /raw        the files below a folder, with the findings
+  tidemill scrub --wait /raw        the files below a directory, with the findings
   tidemill --json scrub --wait /raw | jq '.damaged[].path'
 
 Nodes compare objects with their hashes, made soon after the seal. A damaged object is restored from
@@ -24,11 +24,11 @@ Exit codes: 0 no damage (or without --wait), 1 damage was found, repaired or not
 /// How often it is asked how far it is.
 const PERIOD: Duration = Duration::from_millis(300);
 
-/// Have nodes read their objects and compare them with the sealed content (root and the server's user only)
+/// Have nodes read their objects and compare them with the sealed content (administrators only)
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// A file, or a folder with all files below it [default: everything]
+    /// A file, or a directory with all files below it [default: everything]
     #[arg(value_name = "PATH")]
     path: Option<OsString>,
     /// Id of the node, to scrub it only

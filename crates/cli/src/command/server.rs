@@ -1,4 +1,4 @@
-//! `tidemill server`: the server of an array, in the foreground.
+//! `tidemill server`: the server of a cluster, in the foreground.
 
 use super::node;
 use crate::config::BurstFull;
@@ -24,8 +24,8 @@ const EXAMPLES: &str = "Examples:
   tidemill server --host-cores 8                      run reduce tasks on the server's own cores
   tidemill server --queue nats://10.0.0.5:4222        labels wait in NATS
 
-The folder holds the database, the socket `server.sock`, `token` (copy it to nodes and mounts on other
-hosts, nobody else), `authority.pem` (copy it nowhere) and `address`, the TCP address. The server ends on SIGTERM; jobs continue
+The directory holds the database, the socket `server.sock`, `token` (copy it to nodes and mounts on other
+hosts, nobody else), `ca.pem` (copy it nowhere) and `address`, the TCP address. The server ends on SIGTERM; jobs continue
 after its next start.";
 
 /// The environment's word for the queue.
@@ -45,13 +45,13 @@ pub(crate) struct QueueArg {
 /// The node that stands for the server's own cores. Nodes that keep data have lower ids.
 pub(crate) const HOST_NODE: NodeId = NodeId(1000);
 
-/// Run the server of an array in the foreground
+/// Run the server of a cluster in the foreground
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Folder for all data of the server [default: DIR/server]
-    #[arg(long, value_name = "FOLDER", env = "TIDEMILL_SERVER_FOLDER")]
-    folder: Option<PathBuf>,
+    /// Directory for all data of the server [default: DIR/server]
+    #[arg(long, value_name = "DIRECTORY", env = "TIDEMILL_SERVER_DATA_DIR")]
+    data_dir: Option<PathBuf>,
     /// TCP address; port 0 takes a free port [default: 127.0.0.1:0]
     #[arg(long, value_name = "HOST:PORT", env = "TIDEMILL_SERVER_LISTEN")]
     listen: Option<SocketAddr>,
@@ -64,7 +64,7 @@ pub(crate) struct Args {
         env = "TIDEMILL_SERVER_TLS_NAMES"
     )]
     tls_names: Option<Vec<String>>,
-    /// Unix socket [default: server.sock in its folder]
+    /// Unix socket [default: server.sock in its directory]
     #[arg(long, value_name = "PATH", env = "TIDEMILL_SERVER_SOCKET")]
     socket: Option<PathBuf>,
     /// Number of the server's own cores for the policies hybrid and advised; 0: none [default: 0]
@@ -86,7 +86,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_KEEP_JOBS")]
     keep_jobs: Option<Length>,
     /// Number of nodes with a copy of each file, on other hosts first, 1 to 8, such as 2, or 2,now if seals wait for
-    /// the copies; folders may have another number [default: 1]
+    /// the copies; directories may have another number [default: 1]
     #[arg(long, value_name = "N[,now]", env = "TIDEMILL_SERVER_COPIES")]
     copies: Option<Wanted>,
     /// Time for which a node may be offline before its copies of files are made again elsewhere, such as 30m [default: 10m]
@@ -198,17 +198,17 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         .unwrap_or(0);
     let host_listen = args.host_listen.or(context.config.server.host_listen);
     let config = config(args, context)?;
-    let folder = config.dir.clone();
+    let directory = config.dir.clone();
     let tls = config.tls;
     if !tls {
         tracing::warn!(
-            "TLS IS OFF (--tls off): anybody on the network can read and change data and the array's token"
+            "TLS IS OFF (--tls off): anybody on the network can read and change data and the cluster's token"
         );
     }
     let server = tidemill_server::Server::start(config)
         .await
         .context("can't start the server")?;
-    note_address(&folder, tls, server.address())?;
+    note_address(&directory, tls, server.address())?;
     let ended = match host_cores {
         0 => process::asked_to_end().await.map_err(Into::into),
         cores => {
@@ -218,7 +218,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
                 "no address for the own cores: --listen {ip}; give --host-listen one that nodes reach"
             );
             let endpoint = Endpoint::Unix(server.socket().to_path_buf());
-            let mut host = tidemill_node::Config::new(HOST_NODE, folder.join("host"), endpoint);
+            let mut host = tidemill_node::Config::new(HOST_NODE, directory.join("host"), endpoint);
             host.role = Role::Host;
             host.cores = cores;
             host.tls = tls;
@@ -233,8 +233,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 
 fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Config> {
     let file = &context.config.server;
-    let folder = args.folder.or_else(|| file.folder.clone());
-    let mut config = tidemill_server::Config::new(folder.unwrap_or_else(|| context.array.server()));
+    let directory = args.data_dir.or_else(|| file.data_dir.clone());
+    let mut config =
+        tidemill_server::Config::new(directory.unwrap_or_else(|| context.cluster.server()));
     if let Some(listen) = args.listen.or(file.listen) {
         config.listen = listen;
     }
@@ -296,8 +297,8 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Conf
 }
 
 /// Leaves the TCP address where people and scripts find it, since the port may be one that was free.
-fn note_address(folder: &Path, tls: bool, address: SocketAddr) -> anyhow::Result<()> {
-    let file = folder.join("address");
+fn note_address(directory: &Path, tls: bool, address: SocketAddr) -> anyhow::Result<()> {
+    let file = directory.join("address");
     let scheme = if tls { "https" } else { "http" };
     std::fs::write(&file, format!("{scheme}://{address}\n"))
         .with_context(|| file.display().to_string())
@@ -309,7 +310,7 @@ async fn serve_with_host(config: tidemill_node::Config) -> anyhow::Result<()> {
     let ended = tokio::select! {
         ended = process::asked_to_end() => ended,
         error = host.failed() => {
-            tracing::error!(%error, "the server's own cores are lost; the array goes on without them");
+            tracing::error!(%error, "the server's own cores are lost; the cluster goes on without them");
             process::asked_to_end().await
         }
     };

@@ -21,7 +21,7 @@ const EXAMPLES: &str = "Examples:
   tidemill stage /input --node 8         on that node of the tier
   tidemill --json stage /input | jq .bytes
   tidemill drain /output --free --wait      the other way, after the program has ended
-  tidemill stage reserve 100GB --folder /run/42 --wait   room in the tier for new files there
+  tidemill stage reserve 100GB --path /run/42 --wait   room in the tier for new files there
   tidemill stage list
   tidemill stage release /run/42
 
@@ -29,12 +29,12 @@ Without --node, the copies are made on a node of the tier on this host, if it ha
 `copies` does not count them. They are removed when room is needed, in the order of staging. You need the right to read the files.";
 
 const RESERVE_EXAMPLES: &str = "Examples:
-  tidemill stage reserve 100GB --folder /run/42            fail at once if room is missing
-  tidemill stage reserve 100GB --folder /run/42 --wait     wait until enough files have drained, or other promises have ended
-  tidemill stage reserve 1TB --folder /run/42 --for 4h --node 8
+  tidemill stage reserve 100GB --path /run/42            fail at once if room is missing
+  tidemill stage reserve 100GB --path /run/42 --wait     wait until enough files have drained, or other promises have ended
+  tidemill stage reserve 1TB --path /run/42 --for 4h --node 8
 
-New files of all users below the folder are written to that node, and use the promise up. The promise ends after --for, by
-`tidemill stage release`, or with the folder. Other new files only begin in room that is not promised. An open file counts as 16 MiB.";
+New files of all users below the directory are written to that node, and use the promise up. The promise ends after --for, by
+`tidemill stage release`, or with the directory. Other new files only begin in room that is not promised. An open file counts as 16 MiB.";
 
 /// How often a promise is asked for again.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -45,7 +45,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Option<StageCommand>,
-    /// Files and folders. A folder stands for all files below it
+    /// Files and directories. A directory stands for all files below it
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<OsString>,
     /// Wait until all files are copied, and print the progress
@@ -58,14 +58,14 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum StageCommand {
-    /// Promise room in the burst tier for new files below a folder
+    /// Promise room in the burst tier for new files below a directory
     Reserve(Reserve),
     /// List your promises; as root, all
     List,
     /// End a promise. Written files stay, and its unused room is free for everybody
     Release {
-        /// Its number, or its folder for all your promises there
-        #[arg(value_name = "PROMISE|FOLDER")]
+        /// Its number, or its directory for all your promises there
+        #[arg(value_name = "PROMISE|DIRECTORY")]
         which: OsString,
     },
 }
@@ -75,9 +75,9 @@ enum StageCommand {
 struct Reserve {
     /// Size, such as 100GB
     size: Size,
-    /// Folder, which you may write to
-    #[arg(long, value_name = "FOLDER")]
-    folder: OsString,
+    /// Directory, which you may write to
+    #[arg(long, value_name = "DIRECTORY")]
+    path: OsString,
     /// Maximum duration, such as 4h [default: 1d]
     #[arg(long = "for", value_name = "TIME")]
     lasts: Option<Length>,
@@ -137,8 +137,8 @@ async fn promises(command: StageCommand, context: &Context) -> anyhow::Result<()
             let released = server.places().release(request).await;
             let released = released.map_err(|status| server.explain(status))?;
             for promise in released.into_inner().promises {
-                let folder = line(&String::from_utf8_lossy(&promise.folder));
-                let text = format!("promise {} for {folder} has ended", promise.id);
+                let directory = line(&String::from_utf8_lossy(&promise.directory));
+                let text = format!("promise {} for {directory} has ended", promise.id);
                 let said = Said::new(text, promise_json(&promise));
                 context.output.step(&said)?;
             }
@@ -154,7 +154,7 @@ async fn reserve(args: Reserve, context: &Context, server: &Server) -> anyhow::R
     let Size(bytes) = args.size;
     let request = v1::PromiseRequest {
         credentials: Some(credentials()),
-        path: files::path(&args.folder)?.into_bytes(),
+        path: files::path(&args.path)?.into_bytes(),
         bytes,
         node: args.node.map_or(0, |node| node.saturating_add(1)),
         host: tidemill_client::host::id(),
@@ -180,7 +180,7 @@ async fn reserve(args: Reserve, context: &Context, server: &Server) -> anyhow::R
         promise.id,
         format::bytes(promise.bytes),
         promise.node,
-        line(&String::from_utf8_lossy(&promise.folder)),
+        line(&String::from_utf8_lossy(&promise.directory)),
         format::time(promise.until)
     );
     context

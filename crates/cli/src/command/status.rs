@@ -1,8 +1,8 @@
-//! `tidemill status`: the array at a glance.
+//! `tidemill status`: the cluster at a glance.
 
 use super::jobs;
 use crate::context::{Context, credentials};
-use crate::output::array::ArrayView;
+use crate::output::cluster::ClusterView;
 use std::process::ExitCode;
 use tidemill_wire::v1;
 
@@ -14,7 +14,7 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Show jobs of all users (root and the server's user only)
+    /// Show jobs of all users (administrators only)
     #[arg(long, short)]
     all: bool,
 }
@@ -29,7 +29,7 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
         ..v1::ListJobsRequest::default()
     };
     let running = jobs::list(&server, request).await?;
-    context.output.show(&ArrayView {
+    context.output.show(&ClusterView {
         endpoint: server.endpoint().to_string(),
         status,
         running,

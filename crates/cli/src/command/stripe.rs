@@ -1,4 +1,4 @@
-//! `tidemill stripe`: how new files below a folder are spread over nodes.
+//! `tidemill stripe`: how new files below a directory are spread over nodes.
 
 use super::put;
 use crate::context::{Context, credentials};
@@ -18,7 +18,7 @@ const EXAMPLES: &str = "Examples:
   tidemill stripe /big 1MiB        new files below /big: 1 MiB to each node in turn
   tidemill stripe /big 4MiB,8      to 8 nodes each
   tidemill stripe /big off         new files are whole again
-  tidemill stripe /big             show the stripes of the folder
+  tidemill stripe /big             show the stripes of the directory
   tidemill stripe --rewrite /big/file 1MiB,4     rewrite the file itself
   tidemill stripe --rewrite /big 1MiB            rewrite all existing files below /big
   tidemill layout /big/file        show the nodes with the bytes of a file
@@ -26,17 +26,17 @@ const EXAMPLES: &str = "Examples:
 An existing file stays as it is until it is written again. --rewrite writes it now, with the same bytes, owner, mode, time
 and number of copies, as a new version, and refuses a file that is being written.";
 
-/// The folder attribute.
+/// The directory attribute.
 const NAME: &[u8] = b"user.tidemill.stripe";
 
-/// Stripe new files below a folder over nodes
+/// Stripe new files below a directory over nodes
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// A folder in the array; with --rewrite a file, too
-    #[arg(value_name = "FOLDER")]
+    /// A directory in the cluster; with --rewrite a file, too
+    #[arg(value_name = "DIRECTORY")]
     path: OsString,
-    /// Rewrite the file, or all files below the folder, in the new stripes
+    /// Rewrite the file, or all files below the directory, in the new stripes
     #[arg(long, requires = "stripes")]
     rewrite: bool,
     /// Bytes of a stripe, a multiple of 4 KiB (bytes, KiB, MiB, GiB), and number of nodes [default: all]; `off`: whole files
@@ -64,7 +64,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     if let Some(stripes) = args.stripes.clone() {
         anyhow::ensure!(
             attr.kind() == Kind::Directory,
-            "{path} is a file, and stays as it lies; new files of a folder are striped: `tidemill stripe FOLDER {stripes}`, or \
+            "{path} is a file, and stays as it lies; new files of a directory are striped: `tidemill stripe DIRECTORY {stripes}`, or \
              `tidemill stripe --rewrite {path} {stripes}` to write it anew"
         );
         let set = v1::SetXattr {
@@ -89,7 +89,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// Rewrites a file, or all files below a folder.
+/// Rewrites a file, or all files below a directory.
 async fn rewrite(
     context: &Context,
     server: &Server,
@@ -121,7 +121,7 @@ async fn rewrite(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The file, or all below the folder, each once, and its length.
+/// The file, or all below the directory, each once, and its length.
 async fn below(
     server: &Server,
     path: files::Path,

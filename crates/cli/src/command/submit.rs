@@ -1,4 +1,4 @@
-//! `tidemill submit`: hands a job script to the array.
+//! `tidemill submit`: hands a job script to the cluster.
 
 use super::{dry_run, watch};
 use crate::config::Submit;
@@ -29,7 +29,7 @@ Through the mount: echo /path/to/job.conf > MOUNT/.tidemill/$USER/submit";
 pub(crate) struct Args {
     /// Job script, a local file; `-` for standard input
     script: PathBuf,
-    /// Placement policy; `tidemill status` lists the policies [default: the script's, else the array's]
+    /// Placement policy; `tidemill status` lists the policies [default: the script's, else the cluster's]
     #[arg(long, value_name = "POLICY")]
     policy: Option<String>,
     /// Make new versions of outputs that exist, instead of refusing the job
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     /// Follow the job until it ends, as `tidemill watch` does
     #[arg(long, short)]
     watch: bool,
-    /// Submit nothing: show the placement of the tasks, their predicted times by the array's records, and the tasks and inputs that
+    /// Submit nothing: show the placement of the tasks, their predicted times by the cluster's records, and the tasks and inputs that
     /// they would wait for
     #[arg(long, conflicts_with = "watch")]
     dry_run: bool,
@@ -169,7 +169,7 @@ fn read(script: &Path) -> anyhow::Result<String> {
     }
     std::fs::read_to_string(script).with_context(|| {
         format!(
-            "can't read the job script: {}; name a local file, or use `tidemill cat PATH | tidemill submit -` for one in the array",
+            "can't read the job script: {}; name a local file, or use `tidemill cat PATH | tidemill submit -` for one in the cluster",
             script.display()
         )
     })

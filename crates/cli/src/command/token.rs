@@ -17,13 +17,13 @@ use tidemill_wire::v1;
 const EXAMPLES: &str = "Examples:
   tidemill token create --user alice --expires 90d --output alice.token
   tidemill token create --output ~/.config/tidemill/token      for yourself, on the server's host
-  tidemill token create --trusted --note node7 --output node7.token
+  tidemill token create --daemon --note node7 --output node7.token
   tidemill token list
   tidemill token revoke 3
 
 On a client host put the file at ~/.config/tidemill/token (chmod 600), or name it with --token-file.";
 
-/// Manage tokens: each lets its bearer use the array from another host as one user
+/// Manage tokens: each lets its bearer use the cluster from another host as one user
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -53,9 +53,9 @@ struct Create {
     /// Name or number of the token's user [default: yours]
     #[arg(long, value_name = "USER", value_parser = user)]
     user: Option<u32>,
-    /// Make a token without a user: its bearer may act for anybody, as with the array's token. For mounts and nodes of one host
+    /// Make a token without a user: its bearer may act for anybody, as with the cluster's token. For mounts and nodes of one host
     #[arg(long, conflicts_with_all = ["user", "read_only"])]
-    trusted: bool,
+    daemon: bool,
     /// Restrict the token to reading
     #[arg(long)]
     read_only: bool,
@@ -117,7 +117,7 @@ async fn create(
     server: &tidemill_client::Server,
 ) -> anyhow::Result<ExitCode> {
     let me = rustix::process::geteuid().as_raw();
-    let uid = (!args.trusted).then(|| args.user.unwrap_or(me));
+    let uid = (!args.daemon).then(|| args.user.unwrap_or(me));
     let request = v1::CreateTokenRequest {
         uid,
         read_only: args.read_only,
@@ -160,16 +160,16 @@ async fn create(
 
 /// Creates a file that only its owner can read. An existing file is not overwritten: it may be a token in use.
 fn private_file(path: &Path) -> anyhow::Result<std::fs::File> {
-    let in_folder = || path.display().to_string();
-    if let Some(folder) = path
+    let in_directory = || path.display().to_string();
+    if let Some(directory) = path
         .parent()
-        .filter(|folder| !folder.as_os_str().is_empty())
+        .filter(|directory| !directory.as_os_str().is_empty())
     {
-        std::fs::create_dir_all(folder).with_context(in_folder)?;
+        std::fs::create_dir_all(directory).with_context(in_directory)?;
     }
     let mut options = std::fs::OpenOptions::new();
     let file = options.write(true).create_new(true).mode(0o600).open(path);
-    file.with_context(in_folder)
+    file.with_context(in_directory)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `tidemill up`: an array on this machine, each part a process of its own in the background.
+//! `tidemill up`: a cluster on this machine, each part a process of its own in the background.
 
 use super::mount;
 use crate::command::server::{QUEUE, QueueArg};
@@ -21,11 +21,11 @@ use tidemill_node::outside::packs::Packing;
 const EXAMPLES: &str = "Examples:
   tidemill up                                   a server, four nodes, a mount at DIR/mnt
   tidemill up --nodes 8 --cores 2 --host-cores 4
-  tidemill up --warehouse 2GiB                  add a node in memory, for folders that ask for it
+  tidemill up --warehouse 2GiB                  add a node in memory, for directories that ask for it
   tidemill up --burst /nvme/tidemill            add a node of the burst tier on a fast disk, for new files
   tidemill up --burst /nvme/tidemill --outside s3://bucket/run --outside-keys ~/keys
                                                 and drain files to an object store
-  tidemill --dir /data/array up --mount /mnt/array
+  tidemill --dir /data/cluster up --mount /mnt/cluster
 
 You can repeat the command at any time: it starts missing processes and leaves running ones alone.
 Logs are in DIR/log, pid files in DIR/run.";
@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a part is asked whether it is ready.
 const PERIOD: Duration = Duration::from_millis(20);
 
-/// Nodes of a new array.
+/// Nodes of a new cluster.
 const NODES: u32 = 4;
 
 /// The node in memory.
@@ -56,10 +56,10 @@ pub(crate) struct Args {
     /// Size of an additional node, number 999, that keeps files in memory [default: as before]
     #[arg(long, value_name = "SIZE", env = "TIDEMILL_UP_WAREHOUSE")]
     warehouse: Option<Size>,
-    /// Folder of an additional node, number 998, of the burst tier, on a fast disk [default: as before]
-    #[arg(long, value_name = "FOLDER", env = "TIDEMILL_UP_BURST")]
+    /// Directory of an additional node, number 998, of the burst tier, on a fast disk [default: as before]
+    #[arg(long, value_name = "DIRECTORY", env = "TIDEMILL_UP_BURST")]
     burst: Option<PathBuf>,
-    /// External store of an additional node, number 997: file:///FOLDER, s3://BUCKET/…, webdav(s)://HOST/…; files of the burst
+    /// External store of an additional node, number 997: file:///DIRECTORY, s3://BUCKET/…, webdav(s)://HOST/…; files of the burst
     /// tier drain to this node [default: as before]
     #[arg(long, value_name = "URI", env = "TIDEMILL_UP_OUTSIDE")]
     outside: Option<String>,
@@ -87,7 +87,7 @@ pub(crate) struct Args {
     /// Mountpoint [default: DIR/mnt]
     #[arg(long, value_name = "PATH", env = "TIDEMILL_MOUNT_PATH")]
     mount: Option<PathBuf>,
-    /// Don't mount the array
+    /// Don't mount the cluster
     #[arg(long, conflicts_with = "mount")]
     no_mount: bool,
     /// Number of the server's own cores for the policies hybrid and advised [default: 0]
@@ -112,7 +112,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let outside = outside(&args, context)?;
     let mut up = Up {
         context,
-        endpoint: Endpoint::Unix(context.array.socket()),
+        endpoint: Endpoint::Unix(context.cluster.socket()),
         children: Vec::new(),
         done: Done::default(),
     };
@@ -120,11 +120,11 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     up.until("the server", async |up| up.connect().await.is_some())
         .await?;
     for &id in &ids {
-        let folder = up.context.array.node(id);
-        up.node((id, &folder), &args, disks)?;
+        let directory = up.context.cluster.node(id);
+        up.node((id, &directory), &args, disks)?;
     }
-    if let Some(folder) = burst {
-        up.node((BURST, &folder), &args, disks)?;
+    if let Some(directory) = burst {
+        up.node((BURST, &directory), &args, disks)?;
         ids.push(BURST);
     }
     if let Some(at) = &outside {
@@ -154,21 +154,22 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// Those that have a folder here, since they may hold data, and as many as were asked for.
+/// Those that have a directory here, since they may hold data, and as many as were asked for.
 fn node_ids(args: &Args, context: &Context) -> anyhow::Result<Vec<u32>> {
-    let mut there = context.array.nodes();
-    // One of another kind may be all that the array was to have.
+    let mut there = context.cluster.nodes();
+    // One of another kind may be all that the cluster was to have.
     let burst = noted_burst(context)?;
-    let is_new = there.is_empty() && !burst.is_some_and(|folder| folder.join("node.db").exists());
+    let is_new =
+        there.is_empty() && !burst.is_some_and(|directory| directory.join("node.db").exists());
     there.retain(|id| ![WAREHOUSE, BURST, OUTSIDE].contains(id));
-    let folder = |id: u32| context.array.node(id);
-    let removed = there.extract_if(.., |id| tidemill_node::is_removed(&folder(*id)));
+    let directory = |id: u32| context.cluster.node(id);
+    let removed = there.extract_if(.., |id| tidemill_node::is_removed(&directory(*id)));
     let removed: Vec<u32> = removed.collect();
     for id in &removed {
-        let folder = context.array.node(*id);
+        let directory = context.cluster.node(*id);
         context.note(format_args!(
-            "node {id} was taken out of the array and is not started; its folder {} can be removed",
-            folder.display()
+            "node {id} was taken out of the cluster and is not started; its directory {} can be removed",
+            directory.display()
         ));
     }
     let wanted = args.nodes.or(context.config.up.nodes);
@@ -179,7 +180,7 @@ fn node_ids(args: &Args, context: &Context) -> anyhow::Result<Vec<u32>> {
         && ids.len() > count as usize
     {
         context.note(format_args!(
-            "{} nodes have folders here and may hold data: all are started",
+            "{} nodes have directories here and may hold data: all are started",
             ids.len()
         ));
     }
@@ -188,10 +189,10 @@ fn node_ids(args: &Args, context: &Context) -> anyhow::Result<Vec<u32>> {
 
 /// Returns the capacity of the node in memory, if it is wanted or existed before.
 fn warehouse(args: &Args, context: &Context) -> anyhow::Result<Option<u64>> {
-    let path = context.array.warehouse();
+    let path = context.cluster.warehouse();
     let shown = || path.display().to_string();
     if let Some(Size(bytes)) = args.warehouse.or(context.config.up.warehouse) {
-        std::fs::create_dir_all(context.array.path()).with_context(shown)?;
+        std::fs::create_dir_all(context.cluster.path()).with_context(shown)?;
         std::fs::write(&path, format!("{bytes}\n")).with_context(shown)?;
         return Ok(Some(bytes));
     }
@@ -202,33 +203,33 @@ fn warehouse(args: &Args, context: &Context) -> anyhow::Result<Option<u64>> {
     }
 }
 
-/// The folder of the node of the burst tier, if there is to be one or was before.
+/// The directory of the node of the burst tier, if there is to be one or was before.
 fn burst(args: &Args, context: &Context) -> anyhow::Result<Option<PathBuf>> {
-    let note = context.array.burst();
+    let note = context.cluster.burst();
     let shown = || note.display().to_string();
-    if let Some(folder) = args.burst.as_ref().or(context.config.up.burst.as_ref()) {
-        let folder = std::path::absolute(folder)?;
+    if let Some(directory) = args.burst.as_ref().or(context.config.up.burst.as_ref()) {
+        let directory = std::path::absolute(directory)?;
         if let Some(before) = noted_burst(context)?
-            && before != folder
+            && before != directory
         {
             anyhow::bail!(
                 "node {BURST} has its files in {}, and can't be moved to {} like that: start it there as before, or empty it \
                  (`tidemill drain / --free --wait`), stop it, take it out (`tidemill node remove {BURST}`) and remove {}",
                 before.display(),
-                folder.display(),
+                directory.display(),
                 shown()
             );
         }
-        std::fs::create_dir_all(context.array.path()).with_context(shown)?;
-        std::fs::write(&note, folder.as_os_str().as_bytes()).with_context(shown)?;
-        return Ok(Some(folder));
+        std::fs::create_dir_all(context.cluster.path()).with_context(shown)?;
+        std::fs::write(&note, directory.as_os_str().as_bytes()).with_context(shown)?;
+        return Ok(Some(directory));
     }
     noted_burst(context)
 }
 
 /// Where it was before.
 fn noted_burst(context: &Context) -> anyhow::Result<Option<PathBuf>> {
-    let note = context.array.burst();
+    let note = context.cluster.burst();
     match std::fs::read(&note) {
         Ok(text) => Ok(Some(PathBuf::from(OsString::from_vec(text)))),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -246,7 +247,7 @@ struct At {
 
 /// The same, if there is to be one or was before.
 fn outside(args: &Args, context: &Context) -> anyhow::Result<Option<At>> {
-    let note = context.array.outside();
+    let note = context.cluster.outside();
     let shown = || note.display().to_string();
     let before = match std::fs::read_to_string(&note) {
         Ok(text) => {
@@ -288,7 +289,7 @@ fn outside(args: &Args, context: &Context) -> anyhow::Result<Option<At>> {
         keys,
         packing: packing.unwrap_or_default(),
     };
-    std::fs::create_dir_all(context.array.path()).with_context(shown)?;
+    std::fs::create_dir_all(context.cluster.path()).with_context(shown)?;
     let packing = at.packing.to_string();
     let text = [
         Path::new(&at.uri),
@@ -310,7 +311,7 @@ fn mount_path(args: &Args, context: &Context) -> Result<PathBuf, String> {
         .mount
         .clone()
         .or_else(|| context.config.mount.path.clone());
-    let path = path.unwrap_or_else(|| context.array.mount());
+    let path = path.unwrap_or_else(|| context.cluster.mount());
     std::path::absolute(&path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
@@ -325,10 +326,10 @@ impl Up<'_> {
     fn server(&mut self, args: &Args) -> anyhow::Result<()> {
         let mut flags: Vec<OsString> = vec![
             "server".into(),
-            "--folder".into(),
-            self.context.array.server().into(),
+            "--data-dir".into(),
+            self.context.cluster.server().into(),
         ];
-        flags.extend(["--socket".into(), self.context.array.socket().into()]);
+        flags.extend(["--socket".into(), self.context.cluster.socket().into()]);
         if let Some(address) = self.address_before() {
             flags.extend(["--listen".into(), address.to_string().into()]);
         }
@@ -343,14 +344,14 @@ impl Up<'_> {
 
     /// Returns the address of the server's last run, unless another address is configured or another program uses it now.
     fn address_before(&self) -> Option<SocketAddr> {
-        let array = &self.context.array;
+        let cluster = &self.context.cluster;
         if self.context.config.server.listen.is_some()
             || std::env::var_os("TIDEMILL_SERVER_LISTEN").is_some()
-            || process::running(&array.pid_file("server")).is_some()
+            || process::running(&cluster.pid_file("server")).is_some()
         {
             return None;
         }
-        let noted = std::fs::read_to_string(array.server().join("address")).ok()?;
+        let noted = std::fs::read_to_string(cluster.server().join("address")).ok()?;
         match free_again(&noted)? {
             Ok(address) => Some(address),
             Err(address) => {
@@ -364,8 +365,8 @@ impl Up<'_> {
 
     /// Starts the node whose files are outside.
     fn outside(&mut self, at: &At, args: &Args, nodes: usize) -> anyhow::Result<()> {
-        let folder = self.context.array.node(OUTSIDE);
-        let mut flags = self.flags_of((OUTSIDE, &folder), args, nodes);
+        let directory = self.context.cluster.node(OUTSIDE);
+        let mut flags = self.flags_of((OUTSIDE, &directory), args, nodes);
         flags.extend(["--outside".into(), OsString::from(&at.uri)]);
         if let Some(keys) = &at.keys {
             flags.extend(["--outside-keys".into(), keys.into()]);
@@ -376,18 +377,18 @@ impl Up<'_> {
 
     fn node(
         &mut self,
-        (id, folder): (u32, &Path),
+        (id, directory): (u32, &Path),
         args: &Args,
         nodes: usize,
     ) -> anyhow::Result<()> {
-        let mut flags = self.flags_of((id, folder), args, nodes);
+        let mut flags = self.flags_of((id, directory), args, nodes);
         if id == BURST {
             flags.extend(["--tier".into(), "burst".into()]);
         }
         self.start(&format!("node-{id}"), flags, None)
     }
 
-    fn flags_of(&self, (id, folder): (u32, &Path), args: &Args, nodes: usize) -> Vec<OsString> {
+    fn flags_of(&self, (id, directory): (u32, &Path), args: &Args, nodes: usize) -> Vec<OsString> {
         let all = std::thread::available_parallelism().map_or(1, usize::from);
         let shared = u32::try_from(all / nodes.max(1)).unwrap_or(1).max(1);
         let cores = args
@@ -398,8 +399,8 @@ impl Up<'_> {
             "node".into(),
             "--id".into(),
             id.to_string().into(),
-            "--folder".into(),
-            folder.into(),
+            "--data-dir".into(),
+            directory.into(),
             "--cores".into(),
             cores.to_string().into(),
             "--listen".into(),
@@ -411,13 +412,13 @@ impl Up<'_> {
 
     /// Starts the node in memory, which runs nothing.
     fn warehouse(&mut self, bytes: u64) -> anyhow::Result<()> {
-        let folder = self.context.array.node(WAREHOUSE);
+        let directory = self.context.cluster.node(WAREHOUSE);
         let flags: [OsString; 11] = [
             "node".into(),
             "--id".into(),
             WAREHOUSE.to_string().into(),
-            "--folder".into(),
-            folder.into(),
+            "--data-dir".into(),
+            directory.into(),
             "--medium".into(),
             "memory".into(),
             "--capacity".into(),
@@ -445,19 +446,19 @@ impl Up<'_> {
     }
 
     fn mount(&mut self, path: &Path) -> anyhow::Result<()> {
-        let array = &self.context.array;
-        let mut running = process::running(&array.pid_file("mount"));
+        let cluster = &self.context.cluster;
+        let mut running = process::running(&cluster.pid_file("mount"));
         if running.as_ref().is_some_and(|running| running.ending) {
             if let Err(error) = mountpoint::abort(path) {
                 tracing::debug!("what the killed mount has left can't be ended: {error}");
             }
-            running = process::running(&array.pid_file("mount"));
+            running = process::running(&cluster.pid_file("mount"));
         }
         if running.is_none() {
             if mountpoint::is_there(path) {
                 mountpoint::check(path)?;
             }
-            array.note_mountpoint(path)?;
+            cluster.note_mountpoint(path)?;
         }
         self.start("mount", vec!["mount".into(), path.into()], None)
     }
@@ -468,8 +469,8 @@ impl Up<'_> {
         mut flags: Vec<OsString>,
         variable: Option<(&str, &str)>,
     ) -> anyhow::Result<()> {
-        let array = &self.context.array;
-        if let Some(running) = process::running(&array.pid_file(name)) {
+        let cluster = &self.context.cluster;
+        if let Some(running) = process::running(&cluster.pid_file(name)) {
             anyhow::ensure!(
                 !running.ending,
                 "{name} was killed but has not ended: process {}; see what it waits for (`ps -o stat,wchan -p {}`), \
@@ -480,7 +481,7 @@ impl Up<'_> {
             self.done.already.push(name.to_owned());
             return Ok(());
         }
-        flags.extend(["--dir".into(), array.path().into()]);
+        flags.extend(["--dir".into(), cluster.path().into()]);
         flags.extend(["--server".into(), self.endpoint.to_string().into()]);
         if let Some(config) = &self.context.global.config {
             flags.extend(["--config".into(), std::path::absolute(config)?.into()]);
@@ -489,7 +490,12 @@ impl Up<'_> {
             flags.extend(["--tls".into(), "off".into()]);
         }
         flags.extend((0..self.context.global.verbose).map(|_| "-v".into()));
-        let child = process::start(&flags, variable, &array.pid_file(name), &array.log(name))?;
+        let child = process::start(
+            &flags,
+            variable,
+            &cluster.pid_file(name),
+            &cluster.log(name),
+        )?;
         self.children.push((name.to_owned(), child));
         self.done.started.push(name.to_owned());
         Ok(())
@@ -516,7 +522,7 @@ impl Up<'_> {
                 break Err(error);
             }
             if began.elapsed() > PATIENCE {
-                let logs = self.context.array.log("*");
+                let logs = self.context.cluster.log("*");
                 break Err(anyhow::anyhow!(
                     "{what} not ready after {} s: see {}",
                     PATIENCE.as_secs(),
@@ -534,7 +540,7 @@ impl Up<'_> {
     fn check_children(&mut self) -> anyhow::Result<()> {
         for (name, child) in &mut self.children {
             if let Some(status) = child.try_wait()? {
-                let log = self.context.array.log(name);
+                let log = self.context.cluster.log(name);
                 anyhow::bail!(
                     "{name} ended at once ({status}): {}\n{}",
                     log.display(),
@@ -582,7 +588,7 @@ fn is_suspended(node: &tidemill_wire::v1::Node) -> bool {
 }
 
 fn tell(context: &Context, done: &Done, ids: &[u32], mount: Option<&Path>) -> anyhow::Result<()> {
-    let dir = context.array.path().display().to_string();
+    let dir = context.cluster.path().display().to_string();
     let mut lines = Vec::new();
     if !done.already.is_empty() {
         lines.push(format!("already running: {}", done.already.join(", ")));
@@ -615,7 +621,7 @@ fn tell(context: &Context, done: &Done, ids: &[u32], mount: Option<&Path>) -> an
     lines.push(format!("Stop it:     {tidemill} down"));
     let json = json!({
         "dir": dir,
-        "endpoint": Endpoint::Unix(context.array.socket()).to_string(),
+        "endpoint": Endpoint::Unix(context.cluster.socket()).to_string(),
         "mount": mount.map(exact),
         "nodes": ids,
         "started": done.started,

@@ -14,7 +14,7 @@ use tidemill_client::ranged::Ranged;
 use tidemill_client::transfer::Transfer;
 use tidemill_client::{Error, Server};
 use tidemill_format::{
-    Bytes, Folder, Format, Header, Pieces, Range, Span, Store, Variable, pieces, zarr, zip::Zip,
+    Bytes, Directory, Format, Header, Pieces, Range, Span, Store, Variable, pieces, zarr, zip::Zip,
 };
 use tidemill_wire::v1;
 use tokio::runtime::Handle;
@@ -28,14 +28,14 @@ const EXAMPLES: &str = "Examples:
 
 /// Maximum number of pieces whose places are counted. The output mentions further pieces.
 const PIECES_MAX: u64 = 1 << 20;
-/// Files of a Zarr in the array whose nodes are looked up.
+/// Files of a Zarr in the cluster whose nodes are looked up.
 const FILES_MAX: usize = 4096;
 
 /// Show the variables of a netCDF, HDF5, Zarr or FITS file, and the nodes with their bytes
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// A file of the array, or a folder that is a Zarr
+    /// A file of the cluster, or a directory that is a Zarr
     #[arg(value_name = "FILE")]
     file: OsString,
     /// Names of variables to show, with their attributes
@@ -50,7 +50,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let view = if args.local {
         block_in_place(|| local(&args))?
     } else {
-        in_array(&args, context).await?
+        in_cluster(&args, context).await?
     };
     context.output.show(&view)?;
     Ok(ExitCode::SUCCESS)
@@ -60,7 +60,7 @@ fn local(args: &Args) -> anyhow::Result<VariablesView> {
     let path = PathBuf::from(&args.file);
     if path.is_dir() {
         let header = zarr::read(&path)?;
-        return look(args, header, Store::Folder(&path), &mut Nowhere);
+        return look(args, header, Store::Directory(&path), &mut Nowhere);
     }
     of_file(
         args,
@@ -69,20 +69,20 @@ fn local(args: &Args) -> anyhow::Result<VariablesView> {
     )
 }
 
-async fn in_array(args: &Args, context: &Context) -> anyhow::Result<VariablesView> {
+async fn in_cluster(args: &Args, context: &Context) -> anyhow::Result<VariablesView> {
     let server = context.connect().await?;
     let transfer = context.transfer().await?;
     let path = files::path(&args.file)?;
     let attr = files::resolve(&server, &path, true).await?.attr;
     if attr.is_some_and(|attr| attr.kind() == v1::Kind::Directory) {
-        let folder = ArrayFolder::new(&server, &transfer, path);
+        let directory = ClusterDirectory::new(&server, &transfer, path);
         return block_in_place(|| {
-            let header = zarr::read(&folder)?;
-            look(args, header, Store::Folder(&folder), &mut &folder)
+            let header = zarr::read(&directory)?;
+            look(args, header, Store::Directory(&directory), &mut &directory)
         });
     }
     let ranged = transfer.ranged(&path).await;
-    let file = ArrayFile::new(ranged.with_context(|| path.to_string())?);
+    let file = ClusterFile::new(ranged.with_context(|| path.to_string())?);
     block_in_place(|| of_file(args, &file, &mut &file))
 }
 
@@ -93,7 +93,7 @@ fn of_file(
 ) -> anyhow::Result<VariablesView> {
     let header = tidemill_format::read(bytes)?;
     if matches!(header.format, Format::Zarr(_)) {
-        return look(args, header, Store::Folder(&Zip::open(bytes)?), places);
+        return look(args, header, Store::Directory(&Zip::open(bytes)?), places);
     }
     look(args, header, Store::File(bytes), places)
 }
@@ -201,10 +201,10 @@ fn parts_of(file: &Ranged<'_>, offset: u64, size: u64) -> Vec<At> {
     spans.into_iter().map(of).collect()
 }
 
-/// A file of the array, read by ranges.
-pub(crate) struct ArrayFile<'a>(Mutex<Ranged<'a>>);
+/// A file of the cluster, read by ranges.
+pub(crate) struct ClusterFile<'a>(Mutex<Ranged<'a>>);
 
-impl<'a> ArrayFile<'a> {
+impl<'a> ClusterFile<'a> {
     pub(crate) fn new(ranged: Ranged<'a>) -> Self {
         Self(Mutex::new(ranged))
     }
@@ -218,7 +218,7 @@ impl<'a> ArrayFile<'a> {
     }
 }
 
-impl Places for &ArrayFile<'_> {
+impl Places for &ClusterFile<'_> {
     fn of(&mut self, span: &Span) -> Vec<At> {
         let file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         parts_of(&file, span.offset, span.size)
@@ -237,7 +237,7 @@ fn fetch(file: &mut Ranged<'_>, offset: u64, into: &mut [u8]) -> io::Result<()> 
     Ok(())
 }
 
-impl Bytes for ArrayFile<'_> {
+impl Bytes for ClusterFile<'_> {
     fn size(&self) -> u64 {
         self.0
             .lock()
@@ -255,8 +255,8 @@ impl Bytes for ArrayFile<'_> {
     }
 }
 
-/// A folder of the array.
-pub(crate) struct ArrayFolder<'a> {
+/// A directory of the cluster.
+pub(crate) struct ClusterDirectory<'a> {
     server: &'a Server,
     transfer: &'a Transfer,
     root: files::Path,
@@ -264,7 +264,7 @@ pub(crate) struct ArrayFolder<'a> {
     known: Mutex<BTreeMap<String, Vec<At>>>,
 }
 
-impl<'a> ArrayFolder<'a> {
+impl<'a> ClusterDirectory<'a> {
     pub(crate) fn new(server: &'a Server, transfer: &'a Transfer, root: files::Path) -> Self {
         Self {
             server,
@@ -297,7 +297,7 @@ impl<'a> ArrayFolder<'a> {
     }
 }
 
-impl Places for &ArrayFolder<'_> {
+impl Places for &ClusterDirectory<'_> {
     fn of(&mut self, span: &Span) -> Vec<At> {
         let Some(path) = &span.file else {
             return Vec::new();
@@ -323,7 +323,7 @@ impl Places for &ArrayFolder<'_> {
     }
 }
 
-impl Folder for ArrayFolder<'_> {
+impl Directory for ClusterDirectory<'_> {
     fn size(&self, path: &str) -> io::Result<Option<u64>> {
         let found = self
             .attr(path)?

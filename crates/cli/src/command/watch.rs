@@ -5,7 +5,7 @@ mod arrivals;
 use super::jobs;
 use crate::context::Context;
 use crate::output::Said;
-use crate::output::array::state;
+use crate::output::cluster::state;
 use crate::output::job::{ChangeView, has_ended, headline, job_json, waits};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::collections::BTreeMap;

@@ -56,7 +56,7 @@ impl View for AppsView {
             )?;
         }
         for path in &self.0.damaged {
-            let log = self.0.folder.join("agent.log");
+            let log = self.0.directory.join("agent.log");
             writeln!(
                 out,
                 "{} can't be carried out: see {}",
@@ -84,7 +84,7 @@ impl View for AppsView {
         };
         json!({
             "agent": self.0.agent,
-            "folder": self.0.folder,
+            "directory": self.0.directory,
             "applications": self.0.applications.iter().map(of).collect::<Vec<_>>(),
             "damaged": self.0.damaged,
         })

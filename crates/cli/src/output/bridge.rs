@@ -21,7 +21,7 @@ impl View for BridgesView {
             "WRITES",
             "BY",
             "ADDED (UTC)",
-            "FOLDER",
+            "DIRECTORY",
             "LOOKED AT (UTC)",
         ];
         let mut rows = table(&titles, &[]);
@@ -32,7 +32,7 @@ impl View for BridgesView {
                 if bridge.read_only { "no" } else { "yes" }.to_owned(),
                 users::name(bridge.uid),
                 format::time(bridge.added),
-                bound(bridge, |binding| line(&binding.folder)),
+                bound(bridge, |binding| line(&binding.directory)),
                 bound(bridge, |binding| match binding.looked {
                     0 => "not yet".to_owned(),
                     looked => format::time(looked),
@@ -52,7 +52,7 @@ impl View for BridgesView {
                 let (name, example) = (line(&bridge.name), line(&binding.example));
                 writeln!(
                     out,
-                    "bridge {name}: {count} there and no file of the folder, such as {example}"
+                    "bridge {name}: {count} there and no file of the directory, such as {example}"
                 )?;
             }
         }
@@ -105,7 +105,7 @@ impl View for RecoveredView {
 pub(crate) fn bridge_json(bridge: &v1::Bridge) -> Value {
     let binding = bridge.binding.as_ref().map(|binding| {
         json!({
-            "folder": binding.folder, "node": binding.node, "every_s": binding.every_s,
+            "directory": binding.directory, "node": binding.node, "every_s": binding.every_s,
             "uid": binding.uid, "gid": binding.gid, "mode": format!("{:03o}", binding.mode),
             "looked": binding.looked, "files": binding.files, "passed_by": binding.passed,
             "example": binding.example, "trouble": binding.trouble,

@@ -1,4 +1,4 @@
-//! Results of a check of the array.
+//! Results of a check of the cluster.
 
 use super::View;
 use crate::format;

@@ -1,4 +1,4 @@
-//! Files and folders of the namespace.
+//! Files and directories of the namespace.
 
 use super::{View, table, write_table};
 use crate::files::Path;
@@ -8,12 +8,12 @@ use std::io::{self, Write};
 use tidemill_core::shown::{escaped, line};
 use tidemill_wire::v1;
 
-/// Output of `tidemill ls` for one folder.
+/// Output of `tidemill ls` for one directory.
 #[derive(Debug)]
-pub(crate) struct FolderView {
-    /// Path of the folder, or of the file if only one was named.
+pub(crate) struct DirectoryView {
+    /// Path of the directory, or of the file if only one was named.
     pub(crate) path: Path,
-    /// Entries of the folder.
+    /// Entries of the directory.
     pub(crate) entries: Vec<v1::Entry>,
     /// Whether all details of each entry are shown.
     pub(crate) long: bool,
@@ -21,7 +21,7 @@ pub(crate) struct FolderView {
     pub(crate) titled: bool,
 }
 
-impl View for FolderView {
+impl View for DirectoryView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         if self.titled {
             writeln!(out, "{}:", self.path)?;

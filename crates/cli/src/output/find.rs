@@ -11,7 +11,7 @@ use tidemill_wire::v1;
 /// File that was found.
 #[derive(Debug)]
 pub(crate) struct FoundView<'a> {
-    /// Mount point of the array, if the path is shown below it.
+    /// Mount point of the cluster, if the path is shown below it.
     pub(crate) mount: Option<&'a Path>,
     pub(crate) file: v1::Found,
 }

@@ -11,7 +11,7 @@ use tidemill_wire::{condition, v1};
 #[derive(Debug)]
 pub(crate) struct HealthView {
     pub(crate) health: v1::HealthReply,
-    /// Nodes of the array.
+    /// Nodes of the cluster.
     pub(crate) nodes: Vec<v1::Node>,
     /// States that an administrator must act on, the worst first.
     pub(crate) conditions: Vec<v1::Condition>,
@@ -27,7 +27,7 @@ impl HealthView {
         }
     }
 
-    /// Returns the health of the array in one word for programs.
+    /// Returns the health of the cluster in one word for programs.
     pub(super) fn word(&self) -> &'static str {
         let health = &self.health;
         let worst = self.conditions.iter().map(|one| one.exit).max();

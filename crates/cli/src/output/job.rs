@@ -1,6 +1,6 @@
 //! Jobs and their tasks.
 
-use super::array::state;
+use super::cluster::state;
 use super::{View, energy, table, write_table};
 use crate::format;
 use serde_json::{Value, json};
@@ -230,7 +230,7 @@ pub(crate) fn waits(job: &v1::Job) -> Option<String> {
     Some(format!("{tasks} held up: {why}"))
 }
 
-/// Returns the policy's name; jobs without a policy have the array's policy.
+/// Returns the policy's name; jobs without a policy have the cluster's policy.
 fn policy(job: &v1::Job) -> &str {
     if job.policy.is_empty() {
         "default"

@@ -16,7 +16,7 @@ pub(crate) struct LayoutView {
     pub(crate) path: Path,
     /// Layout in the server's form.
     pub(crate) layout: Value,
-    /// Nodes of the array.
+    /// Nodes of the cluster.
     pub(crate) nodes: Vec<v1::Node>,
 }
 

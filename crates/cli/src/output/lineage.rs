@@ -14,7 +14,7 @@ pub(crate) fn json(reply: &v1::LineageReply, graph: &Graph, found: Option<&[Vert
     let runs = runs.filter(|run| graph.record(TaskId(run.task)).is_some());
     let mut document = json!({
         "object": (reply.object != 0).then_some(reply.object),
-        "array": format!("{:016x}", reply.array),
+        "cluster": format!("{:016x}", reply.cluster),
         "versions": versions.map(version_json).collect::<Vec<_>>(),
         "runs": runs.map(run_json).collect::<Vec<_>>(),
         "cut": (!reply.cut.is_empty()).then_some(&reply.cut),
@@ -74,7 +74,7 @@ fn annotations(version: &v1::Version) -> Map<String, Value> {
 /// Returns the environment that a task requested.
 pub(super) fn surroundings(given: Option<&v1::Surroundings>) -> Option<Value> {
     given.map(
-        |one| json!({ "environment": one.environment, "path": one.path, "folders": one.folders }),
+        |one| json!({ "environment": one.environment, "path": one.path, "directories": one.directories }),
     )
 }
 

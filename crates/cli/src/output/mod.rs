@@ -2,9 +2,9 @@
 //! know its destination.
 
 pub(crate) mod apps;
-pub(crate) mod array;
 pub(crate) mod bridge;
 pub(crate) mod check;
+pub(crate) mod cluster;
 pub(crate) mod energy;
 pub(crate) mod explain;
 pub(crate) mod files;

@@ -22,7 +22,7 @@ impl View for PromisesView {
             "OPEN",
             "OWNER",
             "ENDS (UTC)",
-            "FOLDER",
+            "DIRECTORY",
         ];
         let mut rows = table(&header, &[0, 1, 2, 3, 4]);
         for promise in &self.0 {
@@ -34,7 +34,7 @@ impl View for PromisesView {
                 promise.open.to_string(),
                 users::name(promise.uid),
                 format::time(promise.until),
-                line(&String::from_utf8_lossy(&promise.folder)),
+                line(&String::from_utf8_lossy(&promise.directory)),
             ]);
         }
         write_table(out, &rows)
@@ -49,7 +49,7 @@ impl View for PromisesView {
 pub(crate) fn promise_json(promise: &v1::Promise) -> Value {
     json!({
         "promise": promise.id,
-        "folder": escaped(&promise.folder),
+        "directory": escaped(&promise.directory),
         "node": promise.node,
         "bytes": promise.bytes,
         "used": promise.used,

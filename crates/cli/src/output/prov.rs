@@ -1,5 +1,5 @@
 //! Lineage as PROV-JSON (W3C Member Submission, 24 April 2013): versions are entities, runs activities, users agents and the code of
-//! kernels plans. Names are in the namespace `urn:tidemill:` and contain the array of their ids, so that documents of several arrays can
+//! kernels plans. Names are in the namespace `urn:tidemill:` and contain the cluster of their ids, so that documents of several clusters can
 //! be combined.
 //!
 //! A task that did not run, because a result existed, is an activity that was informed by the activity that made the result: only that
@@ -13,11 +13,11 @@ use tidemill_core::lineage::{Graph, Record, Version, Writer, iso_time};
 /// Maximum number of derivations of one run; `used` and `wasGeneratedBy` contain all relations.
 const DERIVATIONS_MAX: usize = 10_000;
 
-/// Returns the whole graph of an array as a PROV-JSON document. Empty sections are left out.
-pub(crate) fn document(graph: &Graph, array: u64) -> Value {
+/// Returns the whole graph of a cluster as a PROV-JSON document. Empty sections are left out.
+pub(crate) fn document(graph: &Graph, cluster: u64) -> Value {
     let mut document = Document {
         sections: Map::new(),
-        array: format!("tidemill:{array:016x}"),
+        cluster: format!("tidemill:{cluster:016x}"),
     };
     document.add("prefix", "tidemill", json!("urn:tidemill:"));
     for version in graph.versions() {
@@ -48,8 +48,8 @@ fn author(graph: &Graph, version: &Version) -> Option<Owner> {
 /// Sections of a document: identifier to attributes in each.
 struct Document {
     sections: Map<String, Value>,
-    /// Prefix of the array's ids.
-    array: String,
+    /// Prefix of the cluster's ids.
+    cluster: String,
 }
 
 impl Document {
@@ -76,11 +76,11 @@ impl Document {
     }
 
     fn object(&self, object: ObjectId) -> String {
-        format!("{}/object-{object}", self.array)
+        format!("{}/object-{object}", self.cluster)
     }
 
     fn task(&self, task: TaskId) -> String {
-        format!("{}/task-{task}", self.array)
+        format!("{}/task-{task}", self.cluster)
     }
 
     /// Returns the entity of an object, which may have no other description.
@@ -91,7 +91,7 @@ impl Document {
     }
 
     fn agent(&mut self, owner: Owner) -> String {
-        let id = format!("{}/user-{}", self.array, owner.uid);
+        let id = format!("{}/user-{}", self.cluster, owner.uid);
         let person = json!({ "$": "prov:Person", "type": "prov:QUALIFIED_NAME" });
         let uid = typed(owner.uid, "xsd:unsignedInt");
         self.add(
@@ -271,7 +271,7 @@ mod tests {
     use tidemill_core::id::{Inode, NodeId};
     use tidemill_core::time::Time;
 
-    const ARRAY: u64 = 0xabc;
+    const CLUSTER: u64 = 0xabc;
 
     /// Returns a graph with a client's file and the output that a task made from it.
     fn graph(hidden: bool) -> Graph {
@@ -317,7 +317,7 @@ mod tests {
 
     #[test]
     fn prov_maps_versions_runs_and_users_to_prov_types() {
-        let document = document(&graph(false), ARRAY);
+        let document = document(&graph(false), CLUSTER);
         assert_eq!(document["prefix"]["tidemill"], "urn:tidemill:");
         let members = |section: &str| document[section].as_object().unwrap().len();
         assert_eq!((members("entity"), members("activity")), (3, 1));
@@ -383,7 +383,7 @@ mod tests {
         copy.hash = Some("cafe".into());
         copy.annotations = vec![("center".into(), "UChicago".into())];
         graph.add_version(copy);
-        let document = document(&graph, ARRAY);
+        let document = document(&graph, CLUSTER);
         let used = used(&document);
         assert!(used.len() > 20, "{document:#}");
         for (section, name) in used {
@@ -415,7 +415,7 @@ mod tests {
     fn prov_reports_hidden_and_omitted_parts() {
         let mut graph = graph(true);
         graph.cut = Some("more than 2 versions".into());
-        let document = document(&graph, ARRAY);
+        let document = document(&graph, CLUSTER);
         assert_eq!(
             document["entity"]["tidemill:left-out"]["prov:label"],
             "more than 2 versions"
@@ -431,6 +431,6 @@ mod tests {
     #[test]
     fn prov_of_empty_graph_has_only_a_prefix() {
         let prefix = json!({ "prefix": { "tidemill": "urn:tidemill:" } });
-        assert_eq!(document(&Graph::default(), ARRAY), prefix);
+        assert_eq!(document(&Graph::default(), CLUSTER), prefix);
     }
 }

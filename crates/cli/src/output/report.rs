@@ -210,7 +210,7 @@ impl View for ReportView {
         line(
             "between nodes",
             self.total.moved_bytes,
-            "stays inside the array",
+            "stays inside the cluster",
         )?;
         line(
             "  of it to the server's cores",
@@ -268,7 +268,7 @@ impl View for ReportView {
         json!({
             "job": self.job.job,
             "name": self.job.name,
-            "state": super::array::state(self.job.state),
+            "state": super::cluster::state(self.job.state),
             "kernels": kernels.collect::<Vec<_>>(),
             "total": self.total.json(),
             "to_host_bytes": self.to_host_bytes,

@@ -15,7 +15,14 @@ pub(crate) struct RulesView(pub(crate) Vec<v1::Rule>);
 impl View for RulesView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let header = [
-            "RULE", "NAME", "USER", "STATE", "REVISION", "JOBS", "FOLDER", "PATTERN",
+            "RULE",
+            "NAME",
+            "USER",
+            "STATE",
+            "REVISION",
+            "JOBS",
+            "DIRECTORY",
+            "PATTERN",
         ];
         let mut rows = table(&header, &[0, 4, 5]);
         for rule in &self.0 {
@@ -109,7 +116,7 @@ pub(crate) fn rule_json(rule: &v1::Rule) -> Value {
         "revision": rule.revision,
         "paused": rule.paused,
         "for_all": rule.for_all,
-        "of_folder": rule.of_folder,
+        "of_directory": rule.of_directory,
         "workdir": rule.workdir,
         "pattern": rule.pattern,
         "changed": rule.changed,

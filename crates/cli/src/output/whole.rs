@@ -21,11 +21,11 @@ impl Whole {
     /// If no file can be made in the directory of `to`.
     pub(crate) fn create(to: &Path) -> anyhow::Result<Self> {
         let to = canonicalize(to).unwrap_or_else(|_| to.to_owned());
-        let folder = to.parent().filter(|folder| *folder != Path::new(""));
+        let directory = to.parent().filter(|directory| *directory != Path::new(""));
         let mut file = tempfile::Builder::new();
         file.prefix(".tidemill-")
             .permissions(Permissions::from_mode(0o666));
-        let file = file.tempfile_in(folder.unwrap_or(Path::new(".")));
+        let file = file.tempfile_in(directory.unwrap_or(Path::new(".")));
         let file = file.with_context(|| unwritten(&to))?;
         if let Ok(there) = metadata(&to) {
             let kept = file.as_file().set_permissions(there.permissions());
@@ -91,8 +91,11 @@ mod tests {
 
     #[test]
     fn file_replaces_previous_one_only_when_complete() {
-        let folder = tempfile::tempdir().unwrap();
-        let (file, link) = (folder.path().join("a.csv"), folder.path().join("link"));
+        let directory = tempfile::tempdir().unwrap();
+        let (file, link) = (
+            directory.path().join("a.csv"),
+            directory.path().join("link"),
+        );
         fs::write(&file, "old").unwrap();
         fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
         std::os::unix::fs::symlink("a.csv", &link).unwrap();
@@ -107,9 +110,9 @@ mod tests {
             0o640
         );
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
         write(Path::new("/dev/null"), b"text").unwrap();
-        let said = write(&folder.path().join("none/a.csv"), b"text").unwrap_err();
+        let said = write(&directory.path().join("none/a.csv"), b"text").unwrap_err();
         assert!(
             said.to_string().contains("none/a.csv can't be written"),
             "{said}"

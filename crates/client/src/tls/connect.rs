@@ -44,7 +44,7 @@ impl std::fmt::Debug for Tls {
 /// Reason for a missing connection, in addition to errors of the system and TLS.
 #[derive(Debug, thiserror::Error)]
 enum ConnectError {
-    #[error("no certificate of the array's authority is known to check it by")]
+    #[error("no certificate of the cluster's CA is known to check it by")]
     NoTrust,
     #[error("no answer to the TLS handshake within {} s", CONNECT_MAX.as_secs())]
     Silent,

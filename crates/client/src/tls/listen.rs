@@ -152,9 +152,9 @@ fn tell(peer: SocketAddr, error: &io::Error) {
             %peer, left_out,
             "a client speaks without TLS and was refused: let it use https://, or start this with --tls off"
         ),
-        Problem::OtherAuthority => tracing::warn!(
+        Problem::OtherCa => tracing::warn!(
             %peer, left_out,
-            "a client trusts another authority than this array's: copy `token` from the server's folder to it again"
+            "a client trusts another CA than this cluster's: copy `token` from the server's directory to it again"
         ),
         problem => tracing::warn!(%peer, left_out, "a TLS handshake failed: {problem}"),
     }

@@ -1,7 +1,7 @@
-//! TLS between the processes of an array.
+//! TLS between the processes of a cluster.
 //!
-//! Every array has an authority of its own, whose key the server keeps. It signs one certificate for the server and one for each node.
-//! Peers are verified by that authority and by their role, [`SERVER`] or [`node`], not by an address: hosts may move. Clients are
+//! Every cluster has a CA of its own, whose key the server keeps. It signs one certificate for the server and one for each node.
+//! Peers are verified by that CA and by their role, [`SERVER`] or [`node`], not by an address: hosts may move. Clients are
 //! identified by token and capabilities, not by certificates.
 //!
 //! [`Trust`] is the side that connects, [`Listener`] the side that accepts, [`Stream`] a connection.
@@ -54,10 +54,10 @@ impl Inside {
     }
 }
 
-/// The authority of an array, for clients that trust it. Cheap to clone.
+/// The CA of a cluster, for clients that trust it. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Trust {
-    authority: Arc<[u8]>,
+    ca: Arc<[u8]>,
     roots: Arc<RootCertStore>,
 }
 
@@ -66,19 +66,19 @@ impl Trust {
     ///
     /// # Errors
     /// It is not a certificate.
-    pub fn new(authority: &[u8]) -> Result<Self, Problem> {
+    pub fn new(ca: &[u8]) -> Result<Self, Problem> {
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from(authority.to_vec()))?;
+        roots.add(CertificateDer::from(ca.to_vec()))?;
         Ok(Self {
-            authority: authority.into(),
+            ca: ca.into(),
             roots: Arc::new(roots),
         })
     }
 
-    /// Returns the authority's certificate in DER.
+    /// Returns the CA's certificate in DER.
     #[must_use]
-    pub fn authority(&self) -> &[u8] {
-        &self.authority
+    pub fn ca(&self) -> &[u8] {
+        &self.ca
     }
 
     fn client(&self, inside: Inside) -> ClientConfig {

@@ -6,14 +6,14 @@ use std::error::Error as StdError;
 /// Reason why a peer is refused. Reads as the end of "can't trust the server at …: ".
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Problem {
-    /// Another array, or this array with a new authority.
+    /// Another cluster, or this cluster with a new CA.
     #[error(
-        "its certificate was not signed by this array's authority: it belongs to another array, or the authority was replaced; copy `token` from the server's folder again and restart what still uses the old one"
+        "its certificate was not signed by this cluster's CA: it belongs to another cluster, or the CA was replaced; copy `token` from the server's directory again and restart what still uses the old one"
     )]
-    OtherAuthority,
-    /// The right array, but another part than expected.
+    OtherCa,
+    /// The right cluster, but another part than expected.
     #[error(
-        "its certificate is for another part of the array than `{expected}`: check address and port"
+        "its certificate is for another daemon of the cluster than `{expected}`: check address and port"
     )]
     OtherName {
         /// Expected name.
@@ -47,9 +47,7 @@ impl From<rustls::Error> for Problem {
         use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage as Invalid};
         match error {
             InvalidCertificate(certificate) => match certificate {
-                CertificateError::UnknownIssuer | CertificateError::BadSignature => {
-                    Self::OtherAuthority
-                }
+                CertificateError::UnknownIssuer | CertificateError::BadSignature => Self::OtherCa,
                 CertificateError::NotValidForNameContext { expected, .. } => Self::OtherName {
                     expected: expected.to_str().into_owned(),
                 },
@@ -63,7 +61,7 @@ impl From<rustls::Error> for Problem {
             },
             Invalid(InvalidMessage::InvalidContentType) => Self::Plain,
             AlertReceived(AlertDescription::NoApplicationProtocol) => Self::OtherProtocol,
-            AlertReceived(AlertDescription::UnknownCA) => Self::OtherAuthority,
+            AlertReceived(AlertDescription::UnknownCA) => Self::OtherCa,
             other => Self::Tls(other),
         }
     }

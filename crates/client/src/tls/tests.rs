@@ -1,4 +1,4 @@
-//! Listener and connector over real sockets, with authorities made for the test.
+//! Listener and connector over real sockets, with CAs made for the test.
 
 use super::*;
 use crate::error::{Error, deepest};
@@ -10,12 +10,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-struct Authority {
+struct Ca {
     issuer: Issuer<'static, KeyPair>,
     trust: Trust,
 }
 
-impl Authority {
+impl Ca {
     fn new() -> Self {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
@@ -87,53 +87,53 @@ async fn refusal(trust: Option<&Trust>, url: String) -> String {
 }
 
 #[tokio::test]
-async fn tls_peer_is_verified_by_authority_and_name() {
-    let authority = Authority::new();
-    let address = serve_tls(authority.identity("node-3.tidemill", NOW)).await;
+async fn tls_peer_is_verified_by_ca_and_name() {
+    let ca = Ca::new();
+    let address = serve_tls(ca.identity("node-3.tidemill", NOW)).await;
     let url = format!("https://{address}");
-    let answer = read(Some(&authority.trust), url.clone()).await.unwrap();
+    let answer = read(Some(&ca.trust), url.clone()).await.unwrap();
     assert_eq!(answer, "answer");
 
-    let stranger = refusal(Some(&Authority::new().trust), url.clone()).await;
+    let stranger = refusal(Some(&Ca::new().trust), url.clone()).await;
     assert!(
-        stranger.contains("not signed by this array's authority"),
+        stranger.contains("not signed by this cluster's CA"),
         "{stranger}"
     );
     assert!(stranger.contains(&url), "{stranger}");
     let nobody = refusal(None, url).await;
     assert!(
-        nobody.contains("no certificate of the array's authority"),
+        nobody.contains("no certificate of the cluster's CA"),
         "{nobody}"
     );
 
     for name in ["node-4.tidemill", "server.tidemill"] {
-        let address = serve_tls(authority.identity(name, NOW)).await;
-        let other = refusal(Some(&authority.trust), format!("https://{address}")).await;
+        let address = serve_tls(ca.identity(name, NOW)).await;
+        let other = refusal(Some(&ca.trust), format!("https://{address}")).await;
         assert!(other.contains("than `node-3.tidemill`"), "{other}");
     }
 }
 
 #[tokio::test]
 async fn certificate_outside_its_validity_is_refused() {
-    let authority = Authority::new();
+    let ca = Ca::new();
     for (years, said) in [(2000..2001, "has expired"), (2998..2999, "not valid yet")] {
-        let address = serve_tls(authority.identity("node-3.tidemill", years)).await;
-        let error = refusal(Some(&authority.trust), format!("https://{address}")).await;
+        let address = serve_tls(ca.identity("node-3.tidemill", years)).await;
+        let error = refusal(Some(&ca.trust), format!("https://{address}")).await;
         assert!(error.contains(said), "{error}");
     }
 }
 
 #[tokio::test]
 async fn tls_mismatch_is_reported_when_one_side_is_plain() {
-    let authority = Authority::new();
+    let ca = Ca::new();
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let plain = serve(Listener::new(tcp, None, 8)).await;
-    let error = refusal(Some(&authority.trust), format!("https://{plain}")).await;
+    let error = refusal(Some(&ca.trust), format!("https://{plain}")).await;
     assert!(error.contains("without TLS"), "{error}");
     let answer = read(None, format!("http://{plain}")).await.unwrap();
     assert_eq!(answer, "answer");
 
-    let address = serve_tls(authority.identity("node-3.tidemill", NOW)).await;
+    let address = serve_tls(ca.identity("node-3.tidemill", NOW)).await;
     read(None, format!("http://{address}")).await.unwrap_err();
     let mut raw = TcpStream::connect(&address).await.unwrap();
     raw.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
@@ -147,7 +147,7 @@ async fn tls_mismatch_is_reported_when_one_side_is_plain() {
 
 #[tokio::test]
 async fn silent_peer_blocks_nobody_and_new_identity_applies_at_once() {
-    let authority = Authority::new();
+    let ca = Ca::new();
     let (identity, current) = watch::channel(None);
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = serve(Listener::new(tcp, Some(current), 8)).await;
@@ -155,22 +155,22 @@ async fn silent_peer_blocks_nobody_and_new_identity_applies_at_once() {
     let _silent = TcpStream::connect(&address).await.unwrap();
     // Connects before there is a certificate, and waits for it.
     let waiting = tokio::spawn({
-        let (trust, url) = (authority.trust.clone(), url.clone());
+        let (trust, url) = (ca.trust.clone(), url.clone());
         async move { read(Some(&trust), url).await }
     });
     tokio::task::yield_now().await;
-    identity.send_replace(Some(authority.identity("node-3.tidemill", NOW)));
+    identity.send_replace(Some(ca.identity("node-3.tidemill", NOW)));
     waiting.await.unwrap().unwrap();
-    let next = Authority::new();
+    let next = Ca::new();
     identity.send_replace(Some(next.identity("node-3.tidemill", NOW)));
     read(Some(&next.trust), url.clone()).await.unwrap();
-    refusal(Some(&authority.trust), url).await;
+    refusal(Some(&ca.trust), url).await;
 }
 
 #[tokio::test]
 async fn thousand_silent_peers_block_nobody() {
-    let authority = Authority::new();
-    let address = serve_tls(authority.identity("node-3.tidemill", NOW)).await;
+    let ca = Ca::new();
+    let address = serve_tls(ca.identity("node-3.tidemill", NOW)).await;
     // This process has both ends, and an ordinary user may have a thousand open files by default.
     let mut files = getrlimit(Resource::Nofile);
     files.current = files.maximum;
@@ -179,7 +179,7 @@ async fn thousand_silent_peers_block_nobody() {
     for _ in 0..1000 {
         silent.push(TcpStream::connect(&address).await.unwrap());
     }
-    read(Some(&authority.trust), format!("https://{address}"))
+    read(Some(&ca.trust), format!("https://{address}"))
         .await
         .unwrap();
     // The first one was closed for the others.
@@ -192,7 +192,7 @@ async fn thousand_silent_peers_block_nobody() {
 fn tls_problem_is_found_in_nested_errors() {
     let unknown = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
     let error = std::io::Error::other(std::io::Error::other(unknown));
-    assert_eq!(Problem::of(&error), Some(Problem::OtherAuthority));
+    assert_eq!(Problem::of(&error), Some(Problem::OtherCa));
     let error = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
     assert_eq!(Problem::of(&error), None);
     assert!(!deepest(&error).is_empty());

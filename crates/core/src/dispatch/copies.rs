@@ -19,7 +19,7 @@ pub const COPIES_MAX: usize = 4096;
 /// Maximum number of recorded permanent copies: beyond it only the first copy of an object is known.
 pub const LASTING_MAX: usize = 1 << 20;
 
-/// Copies in the array.
+/// Copies in the cluster.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     /// Objects with the nodes that keep a permanent copy in addition to the first copy.

@@ -241,7 +241,7 @@ impl Dispatcher {
     }
 
     /// Restores the state of another dispatcher beyond jobs and nodes, so that this one makes the same decisions: the memory of the
-    /// array's policy, and the copies that nodes which are up should have, oldest first.
+    /// cluster's policy, and the copies that nodes which are up should have, oldest first.
     pub fn resume(&mut self, memory: policy::Memory, copies: &[(NodeId, ObjectId, u64)]) {
         if let Some(policy) = self.policies.get_mut(&self.config.policy) {
             policy.restore(memory);

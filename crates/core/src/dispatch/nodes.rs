@@ -1,5 +1,5 @@
 //! All nodes, and indices of the online nodes in the orders of searches: by id among those with capacity, and by wait and load among
-//! those of a kind. With them, placing a task takes hardly longer in a large array.
+//! those of a kind. With them, placing a task takes hardly longer in a large cluster.
 //!
 //! **Invariant:** a node that may have changed is in `changed` until [`Nodes::renew`], and then in `shifted` until its load is read:
 //! [`Nodes::get_mut`] and [`Nodes::get_or_insert`] are the only ways to change a node. Many policies never read loads, so loads

@@ -3,8 +3,8 @@
 use super::short::Short;
 use super::task::Issued;
 use super::{Dispatcher, LOSSES_MAX, Turn};
+use crate::directory;
 use crate::event::{Action, Origin, OutputSpec, TaskState};
-use crate::folder;
 use crate::id::{LabelId, NodeId, ObjectId, TaskId};
 use crate::label::{Failure, FailureKind, Outcome, Sealed};
 use crate::object::Placed;
@@ -155,8 +155,8 @@ impl Dispatcher {
     fn outputs(&self, issued: &Issued, sealed: &[Sealed]) -> Option<Vec<Placed>> {
         let node = issued.node;
         let find = |(output, &object): (&OutputSpec, &ObjectId)| {
-            let size = if output.is_folder() {
-                let files = folder::files(&output.name, object, sealed)?;
+            let size = if output.is_directory() {
+                let files = directory::files(&output.name, object, sealed)?;
                 files.iter().map(|file| file.size).sum()
             } else {
                 sealed.iter().find(|sealed| sealed.object == object)?.size

@@ -15,8 +15,8 @@ use super::{
     COMPONENTS, Dispatcher, EXPECTED_MAX, IDLE_ASKS_MAX, LINE_ASKS_MAX, Line, MINI_DAG_ASKS_MAX,
     MINI_DAG_DEPTH_MAX, MINI_DAG_LABELS_MAX, Turn, UNKNOWN_RUN,
 };
+use crate::directory;
 use crate::event::{Action, Decision, Estimate, InputSpec, Origin, Share, TaskSpec, TaskState};
-use crate::folder;
 use crate::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
 use crate::label::{Analysis, Input, Label, Operation, Output};
 use crate::layout::Selection;
@@ -212,11 +212,11 @@ impl Dispatcher {
     /// Returns whether there are ids for a task's label and outputs.
     pub(super) fn can_issue(&mut self, id: TaskId) -> bool {
         let outputs = self.task(id).spec.outputs.iter();
-        let ids = outputs.map(|output| folder::ids(&output.name)).sum();
+        let ids = outputs.map(|output| directory::ids(&output.name)).sum();
         self.ids.ready(ids)
     }
 
-    /// Shows the array to the policy of a task's job, unless the job script names a node. `along` is the node whose outstanding
+    /// Shows the cluster to the policy of a task's job, unless the job script names a node. `along` is the node whose outstanding
     /// labels the task would follow, and `earliest` is the time until the last of them should have ended.
     pub(super) fn ask(
         &mut self,
@@ -429,12 +429,12 @@ impl Dispatcher {
                 .get(&label)
                 .filter(|issued| issued.node == node)?;
         }
-        // The content of a folder is known only when the folder exists, and a label can name it only then.
+        // The content of a directory is known only when the directory exists, and a label can name it only then.
         if task
             .spec
             .inputs
             .iter()
-            .any(|input| folder::is_folder(&input.name))
+            .any(|input| directory::is_directory(&input.name))
         {
             return None;
         }
@@ -471,7 +471,7 @@ impl Dispatcher {
             .expect("a task that is placed is known")
             .spec
             .outputs;
-        let ids = outputs.iter().map(|output| folder::ids(&output.name));
+        let ids = outputs.iter().map(|output| directory::ids(&output.name));
         let objects = ids.map(|count| self.ids.objects(count)).collect();
         let task = self.task_mut(id);
         task.current = Some(label);

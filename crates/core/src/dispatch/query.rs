@@ -209,7 +209,7 @@ impl Dispatcher {
         &self.config.policy
     }
 
-    /// Returns the state of the policy with this name, or of the array's own policy.
+    /// Returns the state of the policy with this name, or of the cluster's own policy.
     #[must_use]
     pub fn memory(&self, policy: Option<&str>) -> policy::Memory {
         let policy = self.policies.get(policy.unwrap_or(&self.config.policy));

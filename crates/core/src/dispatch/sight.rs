@@ -1,4 +1,4 @@
-//! View of the array for a policy that places a task: computes its costs only on the nodes that the policy requests.
+//! View of the cluster for a policy that places a task: computes its costs only on the nodes that the policy requests.
 
 use super::learned::{Learned, Runs};
 use super::node::{Mean, Node, expected_run, transfer};
@@ -17,7 +17,7 @@ use std::iter::Peekable;
 /// Number of storage nodes up to which examining all is less work than keeping them in order.
 const SCAN_MAX: usize = 16;
 
-/// View of the array for one task.
+/// View of the cluster for one task.
 #[derive(Debug)]
 pub(super) struct Sight<'a> {
     nodes: &'a mut Nodes,

@@ -1,4 +1,4 @@
-//! Benchmark of the dispatcher: prints the number of labels per second that are placed on one core, by each policy and size of array, as
+//! Benchmark of the dispatcher: prints the number of labels per second that are placed on one core, by each policy and size of cluster, as
 //! JSON lines: `cargo test --release -p tidemill-core --lib dispatch::speed -- --ignored --nocapture`.
 //!
 //! Time is processor time, so that other load of the processor matters little. *decide* is the scheduling of LABIOS: the locations of a
@@ -109,8 +109,8 @@ fn task(id: u64, nodes: u32, source: &mut Source) -> TaskSpec {
     }
 }
 
-/// Returns an array with a job whose ready tasks are sent as far as there is capacity, and the time that this took.
-fn array(policy: &str, nodes: u32, cores: u32) -> (Dispatcher, Vec<Action>, f64) {
+/// Returns a cluster with a job whose ready tasks are sent as far as there is capacity, and the time that this took.
+fn cluster(policy: &str, nodes: u32, cores: u32) -> (Dispatcher, Vec<Action>, f64) {
     let config = Config {
         policy: policy.to_owned(),
         seed: 1,
@@ -138,7 +138,7 @@ fn array(policy: &str, nodes: u32, cores: u32) -> (Dispatcher, Vec<Action>, f64)
 
 /// Returns the labels per second for which a node is found, while each node has a few labels.
 fn decide(policy: &str, nodes: u32) -> f64 {
-    let (mut dispatcher, _, _) = array(policy, nodes, 1);
+    let (mut dispatcher, _, _) = cluster(policy, nodes, 1);
     let ids: Vec<NodeId> = (0..nodes).map(NodeId).collect();
     for &id in &ids {
         let queue = &dispatcher.nodes.get(&id).expect("it is up").outstanding;
@@ -212,7 +212,7 @@ fn speed_of_decisions_and_dispatch_in_labels_per_second() {
             let runs = (0..RUNS).map(|_| decide(policy, nodes)).collect();
             // All nodes have capacity: 64 labels per core.
             let cores = u32::try_from(TASKS).unwrap() / nodes / 16 + 1;
-            let whole = (0..RUNS).map(|_| rate(TASKS, array(policy, nodes, cores).2));
+            let whole = (0..RUNS).map(|_| rate(TASKS, cluster(policy, nodes, cores).2));
             println!(
                 "{{\"nodes\": {nodes}, \"policy\": \"{policy}\", \"decide_per_sec\": {:.0}, \"dispatch_per_sec\": {:.0}}}",
                 median(runs),

@@ -103,7 +103,7 @@ pub enum Test {
         /// Value to compare with.
         value: Value,
     },
-    /// Name of the file, without folders.
+    /// Name of the file, without directories.
     Name {
         /// Comparison: equal, unequal, matches (wildcards as in a shell).
         compare: Compare,

@@ -10,8 +10,8 @@ use super::expand::{ALL_INPUTS, Expander, Wrong, group_of, text, values, wrong};
 use super::mapper::{PROGRAM, Program};
 use super::path;
 use super::stack;
+use crate::directory::is_directory;
 use crate::event::Share;
-use crate::folder::is_folder;
 use crate::id::ObjectId;
 use crate::layout::{Layout, RECORD_BYTES_MAX, Selection};
 use crate::script::{Data, Group, Position, Setting, Value};
@@ -96,7 +96,7 @@ pub struct Made {
 
 /// Form of the file of an input.
 enum Form {
-    /// File of the array.
+    /// File of the cluster.
     Made(Made),
     /// File that a task of the job writes: one object, or a striped file with this number of parts.
     ToCome(Option<usize>),
@@ -260,8 +260,8 @@ impl Expander<'_> {
             return Err(wrong(at, Problem::SameLayout("it needs per = \"part\"")));
         }
         let mut outputs = values(&task, "output").iter().filter_map(text);
-        if same && outputs.any(is_folder) {
-            return Err(wrong(at, Problem::SameLayout("no folder can be")));
+        if same && outputs.any(is_directory) {
+            return Err(wrong(at, Problem::SameLayout("no directory can be")));
         }
         let Some(first) = values(&task, "input").first().cloned() else {
             return Err(wrong(setting.at, Problem::NothingPer));
@@ -328,7 +328,7 @@ impl Expander<'_> {
         };
         builtin
             && task.get("stdin").is_none()
-            && text(output).is_some_and(|output| is_shared(output) && !is_folder(output))
+            && text(output).is_some_and(|output| is_shared(output) && !is_directory(output))
     }
 
     /// Returns the kernels of a task with their arguments, in the order of the pipeline. Returns an empty list if the task sets, or a file
@@ -485,7 +485,7 @@ impl Expander<'_> {
             per_part: per == Per::Part,
             kernels: &kernels,
         };
-        let found = self.mapped_folder(task, first, (&mapping, mapper.value.at), word)?;
+        let found = self.mapped_directory(task, first, (&mapping, mapper.value.at), word)?;
         if let Some((all, args)) = found {
             with_args(task, args, mapper.value.at);
             return Ok(all);
@@ -595,7 +595,7 @@ impl Expander<'_> {
         })?;
         let outputs = values(&task, "output");
         let given = match outputs {
-            [output] => text(output).filter(|output| is_shared(output) && !is_folder(output)),
+            [output] => text(output).filter(|output| is_shared(output) && !is_directory(output)),
             _ => None,
         };
         let given = given.filter(|_| !same).map(str::to_owned);
@@ -690,7 +690,7 @@ fn chunks(layout: &Layout) -> usize {
 }
 
 /// Accepted forms of a mapper.
-const MAPPERS: &str = "it is \"netcdf:VARIABLE\", \"hdf5:/GROUP/DATASET\", \"zarr:ARRAY\" (a zip file or a folder), \"fits:HDU\", \"columns:NAME=TYPE,…\", \"columns:csv,COLUMN\" or \"program:NAME ARGUMENTS\"";
+const MAPPERS: &str = "it is \"netcdf:VARIABLE\", \"hdf5:/GROUP/DATASET\", \"zarr:ARRAY\" (a zip file or a directory), \"fits:HDU\", \"columns:NAME=TYPE,…\", \"columns:csv,COLUMN\" or \"program:NAME ARGUMENTS\"";
 
 /// Checks that a mapper fits the other settings of components.
 fn check_mapper(

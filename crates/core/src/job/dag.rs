@@ -5,8 +5,8 @@ use super::error::Errors;
 use super::path::above;
 use super::read::within;
 use super::{Dag, Input, Lifetime, Problem, Source, Task};
+use crate::directory;
 use crate::event::Share;
-use crate::folder;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
@@ -64,10 +64,10 @@ fn first_pass(tasks: &[Task], errors: &mut Errors) -> Makers {
         }
     }
     for (path, &(index, number)) in &makers {
-        let file = above(path).find(|folder| makers.contains_key(*folder));
+        let file = above(path).find(|directory| makers.contains_key(*directory));
         // Two conflicting paths in one task are reported by the reader.
         if let Some(file) = file.filter(|file| makers[*file].0 != index) {
-            let problem = within(is_folder(tasks, makers[file]), file, path);
+            let problem = within(is_directory(tasks, makers[file]), file, path);
             let task = &tasks[index];
             errors.add(task.outputs[number].at, Some(&task.name), problem);
         }
@@ -75,13 +75,15 @@ fn first_pass(tasks: &[Task], errors: &mut Errors) -> Makers {
     makers
 }
 
-fn is_folder(tasks: &[Task], (task, output): (usize, usize)) -> bool {
-    tasks[task].outputs[output].is_folder()
+fn is_directory(tasks: &[Task], (task, output): (usize, usize)) -> bool {
+    tasks[task].outputs[output].is_directory()
 }
 
 fn second_pass(tasks: &mut [Task], makers: &Makers, errors: &mut Errors) {
-    let folders = makers.iter().filter(|(_, maker)| is_folder(tasks, **maker));
-    let folders: BTreeSet<&str> = folders.map(|(path, _)| path.as_str()).collect();
+    let directories = makers
+        .iter()
+        .filter(|(_, maker)| is_directory(tasks, **maker));
+    let directories: BTreeSet<&str> = directories.map(|(path, _)| path.as_str()).collect();
     for (index, task) in tasks.iter_mut().enumerate() {
         let name = task.name.clone();
         let found = |input: &&mut Input| input.source == Source::Outside;
@@ -97,12 +99,12 @@ fn second_pass(tasks: &mut [Task], makers: &Makers, errors: &mut Errors) {
                 Some(&(maker, number)) => {
                     input.source = Source::Task(maker, number);
                     let path = &input.path;
-                    if folder::is_folder(&input.name) != folders.contains(path.as_str()) {
-                        let problem = Problem::FileOrFolder(path.clone());
+                    if directory::is_directory(&input.name) != directories.contains(path.as_str()) {
+                        let problem = Problem::FileOrDirectory(path.clone());
                         errors.add(input.at, Some(&name), problem);
                     }
                 }
-                None => outside(input, &name, (makers, &folders), errors),
+                None => outside(input, &name, (makers, &directories), errors),
             }
         }
         // A kernel that another task of the job writes. If the task itself writes this path, the names are only equal by chance.
@@ -111,7 +113,7 @@ fn second_pass(tasks: &mut [Task], makers: &Makers, errors: &mut Errors) {
             if let Some(file) = &mut kernel.file
                 && let Some(&(maker, number)) = makers.get(&file.path)
                 && maker != index
-                && !folders.contains(file.path.as_str())
+                && !directories.contains(file.path.as_str())
             {
                 file.source = Source::Task(maker, number);
             }
@@ -123,20 +125,20 @@ fn second_pass(tasks: &mut [Task], makers: &Makers, errors: &mut Errors) {
 fn outside(
     input: &Input,
     task: &str,
-    (makers, folders): (&Makers, &BTreeSet<&str>),
+    (makers, directories): (&Makers, &BTreeSet<&str>),
     errors: &mut Errors,
 ) {
-    let file_above = above(&input.path).find(|folder| makers.contains_key(*folder));
+    let file_above = above(&input.path).find(|directory| makers.contains_key(*directory));
     let prefix = format!("{}/", input.path);
     let below = makers.range(prefix.clone()..).next().map(|(path, _)| path);
     let below = below.filter(|path| path.starts_with(&prefix));
     let problem = match (file_above, below) {
-        (Some(file), _) => within(folders.contains(file), file, &input.path),
-        // Patterns of folders have been replaced before.
-        (None, None) if folder::is_folder(&input.name) => {
-            Problem::FolderPath(format!("{}/", input.path))
+        (Some(file), _) => within(directories.contains(file), file, &input.path),
+        // Patterns of directories have been replaced before.
+        (None, None) if directory::is_directory(&input.name) => {
+            Problem::DirectoryPath(format!("{}/", input.path))
         }
-        (None, Some(below)) => Problem::FileAndFolder {
+        (None, Some(below)) => Problem::FileAndDirectory {
             file: input.path.clone(),
             below: below.clone(),
         },

@@ -227,28 +227,28 @@ pub enum Problem {
     /// A file name is empty.
     #[error("a file name must not be empty")]
     EmptyPath,
-    /// A path leaves its folder.
+    /// A path leaves its directory.
     #[error("\"{0}\" has \"..\" in it; name files relative to \"workdir\" or by an absolute path")]
     Escape(String),
-    /// A path names a folder.
-    #[error("\"{0}\" names a folder; tasks read and write files")]
-    FolderPath(String),
+    /// A path names a directory.
+    #[error("\"{0}\" names a directory; tasks read and write files")]
+    DirectoryPath(String),
     /// No file can have this path.
     #[error(
         "\"{0}\" is too long or has a zero byte in it; a path has at most {MAX_PATH_BYTES} bytes, each part {MAX_NAME_BYTES}"
     )]
     Path(String),
-    /// A working folder is not absolute.
+    /// A working directory is not absolute.
     #[error(
-        "\"workdir\" must be an absolute path in the array such as \"/scratch/job\", not \"{0}\""
+        "\"workdir\" must be an absolute path in the cluster such as \"/scratch/job\", not \"{0}\""
     )]
     Workdir(String),
-    /// An output is not below the working folder.
+    /// An output is not below the working directory.
     #[error("output \"{path}\" is not below workdir \"{workdir}\"; a task may only write there")]
     OutputOutside {
         /// Path of the output.
         path: String,
-        /// Working folder of the job.
+        /// Working directory of the job.
         workdir: String,
     },
     /// A task lists a file twice.
@@ -264,35 +264,35 @@ pub enum Problem {
         /// Second file.
         second: String,
     },
-    /// A name would have to be both a file and a folder.
+    /// A name would have to be both a file and a directory.
     #[error("\"{file}\" is a file, so \"{below}\" can't be below it; rename one")]
-    FileAndFolder {
+    FileAndDirectory {
         /// Path of the file.
         file: String,
         /// Path below the file.
         below: String,
     },
-    /// A file is in a folder that a task writes as a whole.
+    /// A file is in a directory that a task writes as a whole.
     #[error(
-        "\"{below}\" is in \"{folder}\", a folder that a task makes as a whole; read all of it, as \"{folder}\", or write elsewhere"
+        "\"{below}\" is in \"{directory}\", a directory that a task makes as a whole; read all of it, as \"{directory}\", or write elsewhere"
     )]
-    WithinFolder {
-        /// Path of the folder.
-        folder: String,
-        /// Path within the folder.
+    WithinDirectory {
+        /// Path of the directory.
+        directory: String,
+        /// Path within the directory.
         below: String,
     },
-    /// A file is read as a folder, or a folder is read as a file.
+    /// A file is read as a directory, or a directory is read as a file.
     #[error(
-        "\"{0}\" is a folder for one task and a file for another; write it with a slash at its end in both, or in neither"
+        "\"{0}\" is a directory for one task and a file for another; write it with a slash at its end in both, or in neither"
     )]
-    FileOrFolder(String),
-    /// The kernel can't write a folder.
+    FileOrDirectory(String),
+    /// The kernel can't write a directory.
     #[error(
-        "output \"{path}/\" is a folder, which {kernel} can't write; let a program or a shared object (.so) make it"
+        "output \"{path}/\" is a directory, which {kernel} can't write; let a program or a shared object (.so) make it"
     )]
-    FolderBy {
-        /// Path of the folder.
+    DirectoryBy {
+        /// Path of the directory.
         path: String,
         /// Type of the kernel.
         kernel: &'static str,
@@ -307,14 +307,14 @@ pub enum Problem {
     },
     /// A task asks for a container, which no node offers.
     #[error(
-        "no node offers containers: kernels are confined so that they can't mount; ask for software on the nodes' hosts by \"folders\" and \"path\""
+        "no node offers containers: kernels are confined so that they can't mount; ask for software on the nodes' hosts by \"directories\" and \"path\""
     )]
     Container,
-    /// A path is no folder of a host.
+    /// A path is no directory of a host.
     #[error(
-        "\"{name}\" has \"{path}\"; write absolute paths of folders on the nodes' hosts, without \"..\" and ':'"
+        "\"{name}\" has \"{path}\"; write absolute paths of directories on the nodes' hosts, without \"..\" and ':'"
     )]
-    HostFolder {
+    HostDirectory {
         /// Name of the setting.
         name: &'static str,
         /// Its value.
@@ -524,11 +524,11 @@ pub enum Problem {
         "output \"{0}\" exists already; remove it, write to another name, or submit with --replace"
     )]
     OutputExists(String),
-    /// An output is a folder, but a file of that name exists.
+    /// An output is a directory, but a file of that name exists.
     #[error(
-        "output \"{0}/\" is a folder, but \"{0}\" exists and is not a folder; remove it, or write to another name"
+        "output \"{0}/\" is a directory, but \"{0}\" exists and is not a directory; remove it, or write to another name"
     )]
-    FileForFolder(String),
+    FileForDirectory(String),
     /// Another job is going to write this output.
     #[error(
         "output \"{path}\" is an output of job {job} too, which has not ended; wait for it (`tidemill watch {job}`), cancel it, or write to another name"
@@ -543,7 +543,7 @@ pub enum Problem {
     #[error("output \"{0}\" exists, and you may not write to it")]
     Unwritable(String),
     /// The node does not exist.
-    #[error("the array has no node {0}; see `tidemill status`")]
+    #[error("the cluster has no node {0}; see `tidemill status`")]
     UnknownNode(NodeId),
     /// No node can ever run the task.
     #[error("no node can run it: {0}; `tidemill status` shows what nodes offer")]

@@ -1,4 +1,4 @@
-//! Tasks and inputs that stand for several: replaces `foreach`, `*` in the last part of an input, and a folder as an input by their values
+//! Tasks and inputs that stand for several: replaces `foreach`, `*` in the last part of an input, and a directory as an input by their values
 //! at submission, before anything else is read. This module changes only the parsed job and lists files through [`Files`].
 //!
 //! A pattern matches the files that [`Files`] lists and the outputs of earlier tasks of the script.
@@ -6,11 +6,11 @@
 use super::MAX_TASKS;
 use super::components::{Made, Map, Mapping};
 use super::error::{Errors, Problem};
-use super::mapped::FolderMap;
+use super::mapped::DirectoryMap;
 use super::mapper::Program;
 use super::path::{self, Named};
 use super::read::within;
-use crate::folder;
+use crate::directory;
 use crate::script::{Data, Group, Position, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -22,10 +22,10 @@ const MAX_COMPARED: usize = 20_000_000;
 /// Argument that stands for the names of all inputs.
 pub(super) const ALL_INPUTS: &str = "{inputs}";
 
-/// Folders of the array as a job's owner may list them.
+/// Directories of the cluster as a job's owner may list them.
 pub trait Files {
-    /// Returns the names in a folder, given by its full path. Returns an empty list if the folder can't be listed.
-    fn list(&self, folder: &str) -> Vec<Listed>;
+    /// Returns the names in a directory, given by its full path. Returns an empty list if the directory can't be listed.
+    fn list(&self, directory: &str) -> Vec<Listed>;
     /// Returns the sealed version and the layout of a file. Returns `None` unless the job's owner may read the file and nobody writes it.
     fn made_of(&self, path: &str) -> Option<Made>;
     /// Returns the selections that a mapper finds in a file: one for each part, or for each piece.
@@ -33,12 +33,15 @@ pub trait Files {
     /// # Errors
     /// The reason for which the mapper finds nothing, for the job's owner.
     fn mapped(&self, path: &str, made: &Made, mapping: &Mapping<'_>) -> Result<Map, String>;
-    /// Returns the files whose bytes a mapper finds in a folder, for each part or for each piece. Returns `None` if the path is no folder.
+    /// Returns the files whose bytes a mapper finds in a directory, for each part or for each piece. Returns `None` if the path is no directory.
     ///
     /// # Errors
     /// The reason for which the mapper finds nothing, for the job's owner.
-    fn mapped_folder(&self, path: &str, mapping: &Mapping<'_>)
-    -> Result<Option<FolderMap>, String>;
+    fn mapped_directory(
+        &self,
+        path: &str,
+        mapping: &Mapping<'_>,
+    ) -> Result<Option<DirectoryMap>, String>;
     /// Returns the same as [`mapped`](Self::mapped), as reported by a program of the job's owner.
     ///
     /// # Errors
@@ -57,18 +60,18 @@ pub trait Files {
     }
 }
 
-/// Name in a folder.
+/// Name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Listed {
     /// The name; bytes that are not UTF-8 are replaced by U+FFFD.
     pub name: String,
-    /// Whether the name belongs to a folder.
-    pub is_folder: bool,
+    /// Whether the name belongs to a directory.
+    pub is_directory: bool,
     /// Whether the name is UTF-8.
     pub is_text: bool,
 }
 
-/// An array without files.
+/// A cluster without files.
 #[derive(Clone, Copy, Debug)]
 pub struct NoFiles;
 
@@ -85,7 +88,7 @@ impl Files for NoFiles {
         Err("there are no files here".to_owned())
     }
 
-    fn mapped_folder(&self, _: &str, _: &Mapping<'_>) -> Result<Option<FolderMap>, String> {
+    fn mapped_directory(&self, _: &str, _: &Mapping<'_>) -> Result<Option<DirectoryMap>, String> {
         Ok(None)
     }
 
@@ -116,7 +119,7 @@ pub(super) fn expand(group: &mut Group, files: &dyn Files, errors: &mut Errors) 
         files,
         listed: BTreeMap::new(),
         made: BTreeSet::new(),
-        made_folders: BTreeSet::new(),
+        made_directories: BTreeSet::new(),
         joined: BTreeMap::new(),
         bytes_left: MAX_EXPANDED_BYTES,
         compares_left: MAX_COMPARED,
@@ -199,9 +202,9 @@ pub(super) struct Expander<'a> {
     pub(super) workdir: String,
     pub(super) files: &'a dyn Files,
     listed: BTreeMap<String, Rc<Vec<Listed>>>,
-    /// Full paths of the outputs of the tasks so far, and of those outputs that are folders.
+    /// Full paths of the outputs of the tasks so far, and of those outputs that are directories.
     pub(super) made: BTreeSet<String>,
-    pub(super) made_folders: BTreeSet<String>,
+    pub(super) made_directories: BTreeSet<String>,
     /// Number of parts of each output that components write together.
     pub(super) joined: BTreeMap<String, usize>,
     bytes_left: usize,
@@ -256,8 +259,8 @@ impl Expander<'_> {
     ) -> Result<(), Wrong> {
         self.spend(task.settings.len() * size_of::<Value>(), at)?;
         for named in self.named(&task, "output") {
-            if folder::is_folder(&named.name) {
-                self.made_folders.insert(named.path);
+            if directory::is_directory(&named.name) {
+                self.made_directories.insert(named.path);
             } else {
                 self.made.insert(named.path);
             }
@@ -267,10 +270,10 @@ impl Expander<'_> {
         Ok(())
     }
 
-    /// Returns the files and folders that a task lists. Skips faulty ones, whose faults are reported when they are read.
+    /// Returns the files and directories that a task lists. Skips faulty ones, whose faults are reported when they are read.
     fn named(&self, task: &Group, list: &str) -> Vec<Named> {
         let file = |value: &Value| match group_of(value) {
-            None => path::file_or_folder(&self.workdir, text(value)?).ok(),
+            None => path::file_or_directory(&self.workdir, text(value)?).ok(),
             Some(group) => self.selected(group),
         };
         values(task, list).iter().filter_map(file).collect()
@@ -322,7 +325,7 @@ impl Expander<'_> {
                 let at = value.at;
                 let found = match text(&value) {
                     Some(given) if given.contains('*') => self.matching(given, at)?,
-                    // A folder that a mapper reads is not replaced by the files in it.
+                    // A directory that a mapper reads is not replaced by the files in it.
                     Some(given)
                         if given.len() > 1
                             && given.ends_with('/')
@@ -386,11 +389,12 @@ impl Expander<'_> {
     }
 
     fn captures(&mut self, given: &str, at: Position) -> Result<Vec<Binding>, Wrong> {
-        let (plain, is_folder) = plain(given);
-        let (folder, last) = plain.rsplit_once('/').unwrap_or(("", plain));
+        let (plain, is_directory) = plain(given);
+        let (directory, last) = plain.rsplit_once('/').unwrap_or(("", plain));
         let pattern = Pattern::with_names(last);
         let pattern = pattern.map_err(|reason| no_pattern(given, reason, at))?;
-        if !Pattern::with_names(folder).is_ok_and(|folder| folder.names().next().is_none()) {
+        if !Pattern::with_names(directory).is_ok_and(|directory| directory.names().next().is_none())
+        {
             return Err(no_pattern(
                 given,
                 "names may stand in its last part only",
@@ -405,7 +409,7 @@ impl Expander<'_> {
             ));
         }
         let prefix = &plain[..plain.len() - last.len()];
-        let (names, others) = self.names_in(prefix, is_folder, at)?;
+        let (names, others) = self.names_in(prefix, is_directory, at)?;
         only_text(
             (given, at),
             others.iter().filter(|name| pattern.fits(name).is_some()),
@@ -423,26 +427,26 @@ impl Expander<'_> {
 
     /// Returns the files that match a pattern with `*`: in the notation of the script, and as full paths.
     fn matching(&mut self, given: &str, at: Position) -> Result<Vec<(String, String)>, Wrong> {
-        let (plain, is_folder) = plain(given);
+        let (plain, is_directory) = plain(given);
         let last = plain.rsplit('/').next().unwrap_or(plain);
         let prefix = &plain[..plain.len() - last.len()];
         if prefix.contains('*') {
             return Err(no_pattern(given, "'*' may stand in its last part only", at));
         }
         let pattern = Pattern::with_stars(last);
-        let (names, others) = self.names_in(prefix, is_folder, at)?;
+        let (names, others) = self.names_in(prefix, is_directory, at)?;
         only_text(
             (given, at),
             others.iter().filter(|name| pattern.fits(name).is_some()),
         )?;
-        let folder = self.folder(prefix, at)?;
+        let directory = self.directory(prefix, at)?;
         let fitting = names.iter().filter(|name| pattern.fits(name).is_some());
         let mut found = Vec::new();
         for name in fitting {
-            if is_folder {
+            if is_directory {
                 found.extend(self.below(&format!("{prefix}{name}/"), at)?);
             } else {
-                found.push((format!("{prefix}{name}"), format!("{folder}/{name}")));
+                found.push((format!("{prefix}{name}"), format!("{directory}/{name}")));
             }
         }
         if found.is_empty() {
@@ -451,29 +455,29 @@ impl Expander<'_> {
         Ok(found)
     }
 
-    /// Returns all files below a folder, in the form of [`Self::matching`].
+    /// Returns all files below a directory, in the form of [`Self::matching`].
     fn below(&mut self, given: &str, at: Position) -> Result<Vec<(String, String)>, Wrong> {
-        let top = self.folder(given, at)?;
-        if self.made_folders.contains(&top) {
-            // The content of a folder that a task writes is known only after the task.
+        let top = self.directory(given, at)?;
+        if self.made_directories.contains(&top) {
+            // The content of a directory that a task writes is known only after the task.
             return Ok(vec![(given.to_owned(), top)]);
         }
         self.not_within(&top, given, at)?;
         let mut paths = BTreeSet::new();
-        let mut folders = vec![top.clone()];
-        while let Some(folder) = folders.pop() {
-            let listed = self.list(&folder, at)?;
+        let mut directories = vec![top.clone()];
+        while let Some(directory) = directories.pop() {
+            let listed = self.list(&directory, at)?;
             let others = listed.iter().filter(|one| !one.is_text);
             only_text((given, at), others.map(|one| &one.name))?;
             for Listed {
-                name, is_folder, ..
+                name, is_directory, ..
             } in listed.iter()
             {
-                let path = format!("{folder}/{name}");
-                if !*is_folder {
+                let path = format!("{directory}/{name}");
+                if !*is_directory {
                     paths.insert(path);
-                } else if !self.made_folders.contains(&path) {
-                    folders.push(path);
+                } else if !self.made_directories.contains(&path) {
+                    directories.push(path);
                 }
             }
         }
@@ -483,60 +487,63 @@ impl Expander<'_> {
         paths.extend(made.cloned());
         let written = |path: &str| format!("{given}{}", &path[start.len()..]);
         let files = paths.into_iter().map(|path| (written(&path), path));
-        let folders = self.made_folders.range(start.clone()..).take_while(below);
-        let folders = folders.map(|path| (format!("{}/", written(path)), path.clone()));
-        let found: Vec<_> = files.chain(folders).collect();
+        let directories = self
+            .made_directories
+            .range(start.clone()..)
+            .take_while(below);
+        let directories = directories.map(|path| (format!("{}/", written(path)), path.clone()));
+        let found: Vec<_> = files.chain(directories).collect();
         if found.is_empty() {
             return Err(wrong(at, Problem::NoMatch(given.to_owned())));
         }
         Ok(found)
     }
 
-    /// Returns the full path of the folder that a script writes as `prefix`, which has a slash at the end or is empty. The path of the root
+    /// Returns the full path of the directory that a script writes as `prefix`, which has a slash at the end or is empty. The path of the root
     /// is empty.
-    fn folder(&self, prefix: &str, at: Position) -> Result<String, Wrong> {
+    fn directory(&self, prefix: &str, at: Position) -> Result<String, Wrong> {
         let within = path::file(&self.workdir, &format!("{prefix}x"));
         let mut path = within.map_err(|problem| wrong(at, problem))?.path;
         path.truncate(path.len() - "/x".len());
         Ok(path)
     }
 
-    fn list(&mut self, folder: &str, at: Position) -> Result<Rc<Vec<Listed>>, Wrong> {
-        let listed = self.listed.entry(folder.to_owned());
-        let names = listed.or_insert_with(|| Rc::new(self.files.list(folder)));
+    fn list(&mut self, directory: &str, at: Position) -> Result<Rc<Vec<Listed>>, Wrong> {
+        let listed = self.listed.entry(directory.to_owned());
+        let names = listed.or_insert_with(|| Rc::new(self.files.list(directory)));
         let names = names.clone();
         let left = self.compares_left.checked_sub(names.len() + 1);
         self.compares_left = left.ok_or_else(|| wrong(at, Problem::TooMuch))?;
         Ok(names)
     }
 
-    /// Refuses a path in a folder that a task writes as a whole.
-    fn not_within(&self, folder: &str, given: &str, at: Position) -> Result<(), Wrong> {
-        let mut folders = std::iter::once(folder).chain(path::above(folder));
-        match folders.find(|folder| self.made_folders.contains(*folder)) {
+    /// Refuses a path in a directory that a task writes as a whole.
+    fn not_within(&self, directory: &str, given: &str, at: Position) -> Result<(), Wrong> {
+        let mut directories = std::iter::once(directory).chain(path::above(directory));
+        match directories.find(|directory| self.made_directories.contains(*directory)) {
             Some(whole) => Err(wrong(at, within(true, whole, given))),
             None => Ok(()),
         }
     }
 
-    /// Returns the names of the files, or of the folders, in a folder, in order. The names include outputs that tasks will write. Also
+    /// Returns the names of the files, or of the directories, in a directory, in order. The names include outputs that tasks will write. Also
     /// returns the names that are not UTF-8.
     fn names_in(
         &mut self,
         prefix: &str,
-        folders: bool,
+        directories: bool,
         at: Position,
     ) -> Result<(BTreeSet<String>, Vec<String>), Wrong> {
-        let folder = self.folder(prefix, at)?;
-        self.not_within(&folder, prefix, at)?;
-        let listed = self.list(&folder, at)?;
-        let listed = listed.iter().filter(|one| one.is_folder == folders);
+        let directory = self.directory(prefix, at)?;
+        self.not_within(&directory, prefix, at)?;
+        let listed = self.list(&directory, at)?;
+        let listed = listed.iter().filter(|one| one.is_directory == directories);
         let (texts, others): (Vec<&Listed>, Vec<&Listed>) = listed.partition(|one| one.is_text);
         let mut names: BTreeSet<String> = texts.iter().map(|one| one.name.clone()).collect();
         let others = others.iter().map(|one| one.name.clone()).collect();
-        let start = format!("{folder}/");
-        let made = if folders {
-            &self.made_folders
+        let start = format!("{directory}/");
+        let made = if directories {
+            &self.made_directories
         } else {
             &self.made
         };

@@ -1,4 +1,4 @@
-//! Components of a variable whose bytes are in many files of one folder. Each component has those files as inputs; the kernel sees only the
+//! Components of a variable whose bytes are in many files of one directory. Each component has those files as inputs; the kernel sees only the
 //! first one, with the values that the files hold together. This module changes only the parsed job.
 
 use super::components::{Mapping, One, SELECTION, VERSION, padded, setting, told};
@@ -9,10 +9,10 @@ use crate::id::ObjectId;
 use crate::layout::Selection;
 use crate::script::{Data, Group, Position, Setting, Value};
 
-/// Selection that a component reads from one file in a mapped folder.
+/// Selection that a component reads from one file in a mapped directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedFile {
-    /// Path below the folder.
+    /// Path below the directory.
     pub below: String,
     /// Version that the mapper read.
     pub object: ObjectId,
@@ -20,9 +20,9 @@ pub struct MappedFile {
     pub selection: Selection,
 }
 
-/// Components that a mapper finds in a folder.
+/// Components that a mapper finds in a directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FolderMap {
+pub struct DirectoryMap {
     /// For each component, the files that contain its bytes.
     pub components: Vec<Vec<MappedFile>>,
     /// Arguments that the kernel gets in addition to its own, so that it interprets the values as the file defines them.
@@ -33,8 +33,8 @@ pub struct FolderMap {
 pub(super) type Read = (Vec<One>, Vec<String>);
 
 impl Expander<'_> {
-    /// Returns the components that a mapper finds in the first input if that is a folder, each with all other inputs.
-    pub(super) fn mapped_folder(
+    /// Returns the components that a mapper finds in the first input if that is a directory, each with all other inputs.
+    pub(super) fn mapped_directory(
         &mut self,
         task: &Group,
         first: &Value,
@@ -49,16 +49,16 @@ impl Expander<'_> {
         }
         let said = |name: &str| text(&group?.get(name)?.value);
         let given = said("file").or_else(|| text(first)).unwrap_or_default();
-        let Ok(named) = path::file_or_folder(&self.workdir, given) else {
+        let Ok(named) = path::file_or_directory(&self.workdir, given) else {
             return Ok(None);
         };
-        if self.made_folders.contains(&named.path) {
+        if self.made_directories.contains(&named.path) {
             return Err(problem(
-                "it reads a header, so the folder must be there when the job is submitted",
+                "it reads a header, so the directory must be there when the job is submitted",
             ));
         }
-        let found = self.files.mapped_folder(&named.path, mapping);
-        let Some(FolderMap { components, args }) = found.map_err(|why| problem(&why))? else {
+        let found = self.files.mapped_directory(&named.path, mapping);
+        let Some(DirectoryMap { components, args }) = found.map_err(|why| problem(&why))? else {
             return Ok(None);
         };
         let name = said("name").unwrap_or(named.name.trim_end_matches('/'));
@@ -80,16 +80,16 @@ impl Expander<'_> {
         Ok(Some((all, args)))
     }
 
-    /// Returns a file below a folder as an input.
+    /// Returns a file below a directory as an input.
     fn file_of(
         &mut self,
-        folder: &str,
+        directory: &str,
         called: &str,
         file: MappedFile,
         at: Position,
     ) -> Result<Value, Wrong> {
         let texts = [
-            ("file", format!("{folder}/{}", file.below)),
+            ("file", format!("{directory}/{}", file.below)),
             ("name", called.to_owned()),
             (SELECTION, file.selection.to_string()),
         ];

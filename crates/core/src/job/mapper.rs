@@ -18,7 +18,7 @@ const TIME_MAX: Span = Span::from_secs(60);
 pub const PRINTED_BYTES_MAX: u64 = 8 << 20;
 /// Maximum address space.
 const MEMORY: &str = "4GiB";
-/// Name of its output for the kernel. It has no name in the array.
+/// Name of its output for the kernel. It has no name in the cluster.
 const OUTPUT: &str = ".tidemill-map";
 
 /// Program that reports the components of a file.
@@ -89,7 +89,7 @@ impl Program {
                 at,
             ),
         ];
-        let around = ["environment", "path", "folders", "node"];
+        let around = ["environment", "path", "directories", "node"];
         settings.extend(around.iter().filter_map(|name| task.get(name).cloned()));
         Ok(Self {
             words: words.to_owned(),
@@ -120,7 +120,7 @@ impl Program {
             }
         };
         let tasks = Data::List(programs.enumerate().map(task).collect());
-        let around = ["workdir", "environment", "path", "folders"];
+        let around = ["workdir", "environment", "path", "directories"];
         let around = around.iter().filter_map(|name| script.get(name).cloned());
         let mut settings: Vec<Setting> = around.collect();
         let name: String = name.chars().take(NAME_CHARS_MAX).collect();

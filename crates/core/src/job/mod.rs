@@ -1,6 +1,6 @@
 //! Jobs: a script's settings with their types and meanings, and the graph of its tasks.
 //!
-//! [`Job::parse`] takes a script's text and finds all errors that can be found without access to the array. [`resolve`] accesses the array
+//! [`Job::parse`] takes a script's text and finds all errors that can be found without access to the cluster. [`resolve`] accesses the cluster
 //! through the trait [`Outside`] and returns the job that the dispatcher takes. Neither does any I/O. `docs/job-scripts.md` is the user's
 //! page about jobs.
 
@@ -20,14 +20,14 @@ pub(crate) mod stack;
 pub use components::{MERGE, Made, Map, Mapped, Mapping, PARTIAL};
 pub use error::{JobError, JobErrors, Problem, ProgramBy};
 pub use expand::{Files, Listed, NoFiles};
-pub use mapped::{FolderMap, MappedFile};
+pub use mapped::{DirectoryMap, MappedFile};
 pub use mapper::{HEAD_BYTES, PRINTED_BYTES_MAX, Program};
 pub use quantity::{duration, size};
 pub use resolve::{Awaited, Found, Ids, Look, Outside, awaited, resolve};
 pub use stack::MAX_STAGES;
 
+use crate::directory;
 use crate::event::Share;
-use crate::folder;
 use crate::id::{NodeId, ObjectId};
 use crate::label::Limits;
 use crate::layout::Selection;
@@ -39,7 +39,7 @@ use error::Errors;
 
 /// Maximum number of tasks of one job.
 pub const MAX_TASKS: usize = 1_000_000;
-/// Maximum number of different amounts of cores, memory and resources, and of folders of hosts, that its tasks may need: each causes a
+/// Maximum number of different amounts of cores, memory and resources, and of directories of hosts, that its tasks may need: each causes a
 /// search of its own.
 pub const MAX_KINDS: usize = 1000;
 /// Maximum number of inputs of one task.
@@ -68,9 +68,9 @@ pub struct Job {
     pub file: String,
     /// Name of the job.
     pub name: String,
-    /// Folder to which names are relative: absolute, without `.`, `..`, `//` or a slash at the end.
+    /// Directory to which names are relative: absolute, without `.`, `..`, `//` or a slash at the end.
     pub workdir: String,
-    /// Name of the policy; `None` for the array's default.
+    /// Name of the policy; `None` for the cluster's default.
     pub policy: Option<String>,
     /// Whether all inputs must exist when it is submitted.
     pub strict: bool,
@@ -126,11 +126,11 @@ pub struct Task {
 }
 
 impl Task {
-    /// Returns the possible names of a program on a node's host: in the folders of `path`, and then in the node's own path.
+    /// Returns the possible names of a program on a node's host: in the directories of `path`, and then in the node's own path.
     pub fn programs<'a>(&'a self, name: &'a str) -> impl Iterator<Item = String> + 'a {
         let path = self.surroundings.path.iter();
         let path = path.filter(|_| !name.contains('/'));
-        let within = path.map(move |folder| format!("{folder}/{name}"));
+        let within = path.map(move |directory| format!("{directory}/{name}"));
         within.chain([name.to_owned()])
     }
 
@@ -161,7 +161,7 @@ pub struct KernelName {
     pub kind: Option<KernelKind>,
     /// Position in the script.
     pub at: Position,
-    /// File of a kernel that is stored in the array; `None` if `kind` excludes such a file.
+    /// File of a kernel that is stored in the cluster; `None` if `kind` excludes such a file.
     pub file: Option<Input>,
 }
 
@@ -170,20 +170,20 @@ pub struct KernelName {
 pub enum KernelKind {
     /// Kernel that is part of every node.
     Builtin,
-    /// A `.so` stored in the array.
+    /// A `.so` stored in the cluster.
     Native,
-    /// A WebAssembly module stored in the array.
+    /// A WebAssembly module stored in the cluster.
     Wasm,
     /// A program installed on the nodes' hosts.
     Program,
-    /// An executable stored in the array.
+    /// An executable stored in the cluster.
     Stored,
 }
 
-/// File that a task reads, or a [folder] that another task of the job writes.
+/// File that a task reads, or a [directory] that another task of the job writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// Name that the kernel sees: relative to `workdir`, or the last part of a path elsewhere. The name of a folder ends in a slash.
+    /// Name that the kernel sees: relative to `workdir`, or the last part of a path elsewhere. The name of a directory ends in a slash.
     pub name: String,
     /// Full path in the namespace, without a slash at its end.
     pub path: String,
@@ -208,10 +208,10 @@ pub enum Source {
     Task(usize, usize),
 }
 
-/// File or [folder] that a task writes.
+/// File or [directory] that a task writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// Name that the kernel writes, relative to `workdir`. The name of a folder ends in a slash.
+    /// Name that the kernel writes, relative to `workdir`. The name of a directory ends in a slash.
     pub name: String,
     /// Full path in the namespace, without a slash at its end.
     pub path: String,
@@ -224,10 +224,10 @@ pub struct Output {
 }
 
 impl Output {
-    /// Returns whether the output is a folder.
+    /// Returns whether the output is a directory.
     #[must_use]
-    pub fn is_folder(&self) -> bool {
-        folder::is_folder(&self.name)
+    pub fn is_directory(&self) -> bool {
+        directory::is_directory(&self.name)
     }
 }
 
@@ -257,7 +257,7 @@ pub struct Dag {
 }
 
 impl Job {
-    /// Reads a script for an array without files: patterns match only outputs of the job's own tasks.
+    /// Reads a script for a cluster without files: patterns match only outputs of the job's own tasks.
     ///
     /// # Errors
     /// As [`Self::read`].

@@ -1,11 +1,11 @@
-//! Kernels of users that are stored in the array: defines the names of their files, and the file that a name means.
+//! Kernels of users that are stored in the cluster: defines the names of their files, and the file that a name means.
 //!
-//! A user's kernels are in [`FOLDER`]`/UID`, each version a file of its own that is never rewritten: `NAME@1`, `NAME@2`, … or, with an
+//! A user's kernels are in [`DIRECTORY`]`/UID`, each version a file of its own that is never rewritten: `NAME@1`, `NAME@2`, … or, with an
 //! extension, `NAME@1.so`. The extension stays last, so that a name shows the type. The number is part of the file's name and no link
 //! points to the newest version, since only files survive the loss of the server's database.
 
-/// Folder of all users' kernels.
-pub const FOLDER: &str = "/kernels";
+/// Directory of all users' kernels.
+pub const DIRECTORY: &str = "/kernels";
 
 /// Extensions that show the type of a kernel, in the order of the search if none is given.
 const ENDINGS: [&str; 3] = ["", ".so", ".wasm"];
@@ -53,7 +53,7 @@ impl<'a> OwnName<'a> {
         format!("{}@{version}{}", self.stem, self.ending)
     }
 
-    /// Returns the newest file with exactly this stem and extension, among the names of files in a user's folder.
+    /// Returns the newest file with exactly this stem and extension, among the names of files in a user's directory.
     pub fn newest<'f>(&self, files: impl IntoIterator<Item = &'f str>) -> Option<&'f str> {
         let versions = files.into_iter().filter_map(|file| {
             let found = OwnName::parse(file);
@@ -63,7 +63,7 @@ impl<'a> OwnName<'a> {
         versions.max().map(|(_, file)| file)
     }
 
-    /// Returns the file that the name means, among the names of files in a user's folder.
+    /// Returns the file that the name means, among the names of files in a user's directory.
     pub fn pick<'f>(&self, files: impl IntoIterator<Item = &'f str>) -> Option<&'f str> {
         let rank = |ending| ENDINGS.iter().position(|known| *known == ending);
         files

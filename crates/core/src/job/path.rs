@@ -7,11 +7,11 @@ use super::{MAX_NAME_BYTES, MAX_PATH_BYTES, Problem};
 pub(super) struct Named {
     pub(super) name: String,
     pub(super) path: String,
-    /// Whether the file is below the working folder.
+    /// Whether the file is below the working directory.
     pub(super) inside: bool,
 }
 
-/// Checks a working folder and removes `.`, `//` and the slash at the end.
+/// Checks a working directory and removes `.`, `//` and the slash at the end.
 pub(super) fn workdir(given: &str) -> Result<String, Problem> {
     if !given.starts_with('/') {
         return Err(Problem::Workdir(given.to_owned()));
@@ -19,10 +19,10 @@ pub(super) fn workdir(given: &str) -> Result<String, Problem> {
     normal(given)
 }
 
-/// Returns the file that `given` means in a job with this (checked) working folder.
+/// Returns the file that `given` means in a job with this (checked) working directory.
 pub(super) fn file(workdir: &str, given: &str) -> Result<Named, Problem> {
     if given.ends_with('/') {
-        return Err(Problem::FolderPath(given.to_owned()));
+        return Err(Problem::DirectoryPath(given.to_owned()));
     }
     let clean = normal(given)?;
     let base = if workdir == "/" { "" } else { workdir };
@@ -41,11 +41,11 @@ pub(super) fn file(workdir: &str, given: &str) -> Result<Named, Problem> {
         Some(relative) => (relative, true),
         None => (path.rsplit('/').next().unwrap_or_default(), false),
     };
-    // Names such as "." and "/" only refer to a folder.
+    // Names such as "." and "/" only refer to a directory.
     if name.is_empty() || path == workdir {
         return Err(match given {
             "" => Problem::EmptyPath,
-            _ => Problem::FolderPath(given.to_owned()),
+            _ => Problem::DirectoryPath(given.to_owned()),
         });
     }
     Ok(Named {
@@ -55,8 +55,8 @@ pub(super) fn file(workdir: &str, given: &str) -> Result<Named, Problem> {
     })
 }
 
-/// Returns a file like [`file`], or the folder that a name with a slash at its end means: its name keeps the slash, its path has none.
-pub(super) fn file_or_folder(workdir: &str, given: &str) -> Result<Named, Problem> {
+/// Returns a file like [`file`], or the directory that a name with a slash at its end means: its name keeps the slash, its path has none.
+pub(super) fn file_or_directory(workdir: &str, given: &str) -> Result<Named, Problem> {
     let plain = given.trim_end_matches('/');
     if plain.len() == given.len() || plain.is_empty() {
         return file(workdir, given);
@@ -90,11 +90,11 @@ fn normal(given: &str) -> Result<String, Problem> {
     Ok(clean)
 }
 
-/// Returns the folders above a path or name, nearest first, without the root.
+/// Returns the directories above a path or name, nearest first, without the root.
 pub(super) fn above(path: &str) -> impl Iterator<Item = &str> {
     path.rmatch_indices('/')
         .map(|(end, _)| &path[..end])
-        .filter(|folder| !folder.is_empty())
+        .filter(|directory| !directory.is_empty())
 }
 
 #[cfg(test)]
@@ -123,9 +123,9 @@ mod tests {
 
     #[test]
     fn invalid_file_paths_are_refused() {
-        let folder = |given: &str| Err(Problem::FolderPath(given.to_owned()));
+        let directory = |given: &str| Err(Problem::DirectoryPath(given.to_owned()));
         for given in ["a/", ".", "/", "/w", "./."] {
-            assert_eq!(file("/w", given), folder(given), "{given}");
+            assert_eq!(file("/w", given), directory(given), "{given}");
         }
         assert_eq!(file("/w", ""), Err(Problem::EmptyPath));
         for given in ["..", "../a", "a/../b", "/w/../etc/passwd"] {
@@ -138,7 +138,7 @@ mod tests {
         ));
         assert!(matches!(
             file("/w", &"a/".repeat(2100)),
-            Err(Problem::FolderPath(_))
+            Err(Problem::DirectoryPath(_))
         ));
         assert!(matches!(
             file("/w", &"/a".repeat(2100)),
@@ -149,15 +149,15 @@ mod tests {
     }
 
     #[test]
-    fn trailing_slash_means_a_folder() {
-        let named = |given| file_or_folder("/w", given).map(|named| (named.name, named.path));
+    fn trailing_slash_means_a_directory() {
+        let named = |given| file_or_directory("/w", given).map(|named| (named.name, named.path));
         let pair = |name: &str, path: &str| Ok((name.to_owned(), path.to_owned()));
         assert_eq!(named("a"), pair("a", "/w/a"));
         assert_eq!(named("./s//a//"), pair("s/a/", "/w/s/a"));
         assert_eq!(named("/w/a/"), pair("a/", "/w/a"));
         for given in ["/", "./", "/w/", "//"] {
             assert!(
-                matches!(named(given), Err(Problem::FolderPath(_))),
+                matches!(named(given), Err(Problem::DirectoryPath(_))),
                 "{given}"
             );
         }
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn above_lists_parent_folders() {
+    fn above_lists_parent_directories() {
         assert_eq!(above("/a/b/c").collect::<Vec<_>>(), ["/a/b", "/a"]);
         assert_eq!(above("a/b").collect::<Vec<_>>(), ["a"]);
     }

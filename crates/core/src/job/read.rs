@@ -9,7 +9,7 @@ use super::{
     MAX_INPUTS, MAX_KINDS, MAX_NAME_BYTES, MAX_OUTPUTS, MAX_RETRIES, MAX_TASKS, Output, Source,
     StageName, Task, quantity,
 };
-use crate::folder;
+use crate::directory;
 use crate::id::{NodeId, ObjectId};
 use crate::label::Limits;
 use crate::layout::{Records, Selection, SelectionError, byte_ranges};
@@ -17,7 +17,9 @@ use crate::nearest::nearest;
 use crate::policy;
 use crate::resources::{self, AMOUNT_MAX, CORES_MAX, NAMES_MAX, Needs};
 use crate::script::{Data, Group, Position, Value};
-use crate::surroundings::{self, BYTES_MAX, FOLDERS_MAX, JOB_BYTES_MAX, LOOKS_MAX, Surroundings};
+use crate::surroundings::{
+    self, BYTES_MAX, DIRECTORIES_MAX, JOB_BYTES_MAX, LOOKS_MAX, Surroundings,
+};
 use crate::time::Span;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -40,7 +42,7 @@ const JOB_SETTINGS: [&str; 18] = [
     "resources",
     "environment",
     "path",
-    "folders",
+    "directories",
 ];
 const TASK_SETTINGS: [&str; 28] = [
     "name",
@@ -70,7 +72,7 @@ const TASK_SETTINGS: [&str; 28] = [
     "resources",
     "environment",
     "path",
-    "folders",
+    "directories",
 ];
 const INPUT_SETTINGS: [&str; 5] = ["file", "part", "bytes", "records", "name"];
 /// Media for a job's intermediate files.
@@ -139,7 +141,7 @@ pub(super) fn job(file: &str, group: &Group, errors: &mut Errors) -> Job {
 
 /// Settings of the job that apply to all its tasks.
 struct Defaults {
-    /// Working folder; `None` if it is invalid, and files are then not checked.
+    /// Working directory; `None` if it is invalid, and files are then not checked.
     workdir: Option<String>,
     retries: u32,
     usage: Usage,
@@ -215,7 +217,7 @@ fn tasks(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Vec<T
         bytes += task.surroundings.bytes();
         if bytes > JOB_BYTES_MAX {
             let problem = Problem::TooMany {
-                what: "bytes of variables and folders",
+                what: "bytes of variables and directories",
                 count: bytes,
                 max: JOB_BYTES_MAX,
             };
@@ -233,8 +235,10 @@ fn check_kinds(fields: &Fields<'_>, at: Position, tasks: &[Task], errors: &mut E
     let mut kinds = BTreeSet::new();
     let mut looked = BTreeSet::new();
     for task in tasks {
-        let Surroundings { path, folders, .. } = &task.surroundings;
-        kinds.insert((&task.needs, path, folders));
+        let Surroundings {
+            path, directories, ..
+        } = &task.surroundings;
+        kinds.insert((&task.needs, path, directories));
         if !path.is_empty() {
             looked.extend(task.kernels().map(|kernel| (path, &kernel.name)));
         }
@@ -243,7 +247,7 @@ fn check_kinds(fields: &Fields<'_>, at: Position, tasks: &[Task], errors: &mut E
     for (what, count, max) in [
         ("different things that tasks need", kinds.len(), MAX_KINDS),
         (
-            "programs to be looked for, each in all folders of \"path\",",
+            "programs to be looked for, each in all directories of \"path\",",
             looks,
             LOOKS_MAX,
         ),
@@ -277,7 +281,7 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
     let stdout = stream(fields, workdir, ["stdout", "output"], errors, |path| {
         outputs
             .iter()
-            .filter(|output| !output.is_folder())
+            .filter(|output| !output.is_directory())
             .find(|output| output.path == path || is_called(&output.name, workdir, path))
             .map(|output| output.name.clone())
     });
@@ -296,7 +300,7 @@ fn task(fields: &Fields<'_>, defaults: &Defaults, errors: &mut Errors) -> Option
         stdin: stream(fields, workdir, ["stdin", "input"], errors, |path| {
             inputs
                 .iter()
-                .filter(|input| !folder::is_folder(&input.name))
+                .filter(|input| !directory::is_directory(&input.name))
                 .find(|input| input.path == path || is_called(&input.name, workdir, path))
                 .map(|input| input.name.clone())
         }),
@@ -330,7 +334,7 @@ fn ranks_refuse(
         return None;
     }
     let other = |name: &'static str| fields.get(name).is_some();
-    let is_folder = |name: &str| folder::is_folder(name);
+    let is_directory = |name: &str| directory::is_directory(name);
     if is_stack || !(kernel.name.ends_with(".so") || kernel.kind == Some(KernelKind::Native)) {
         return Some("its kernel is a shared object, by itself, whose name ends in .so");
     }
@@ -341,7 +345,7 @@ fn ranks_refuse(
     }
     match (inputs, outputs) {
         ([], _) => Some("it needs an input"),
-        (_, [one]) if !is_folder(&one.name) => None,
+        (_, [one]) if !is_directory(&one.name) => None,
         _ => Some("it makes one output, which is a file"),
     }
 }
@@ -472,7 +476,9 @@ fn inputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> Ve
     let mut inputs = Vec::with_capacity(values.len());
     for value in values {
         let named = match &value.data {
-            Data::Text(text) => path::file_or_folder(workdir, text).map(|it| input(it, value.at)),
+            Data::Text(text) => {
+                path::file_or_directory(workdir, text).map(|it| input(it, value.at))
+            }
             Data::Group(group) => {
                 inputs.extend(selected(fields, (group, value.at), workdir, errors));
                 continue;
@@ -572,7 +578,7 @@ fn outputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> V
     };
     let mut outputs = Vec::with_capacity(texts.len());
     for text in texts {
-        match path::file_or_folder(workdir, text.value) {
+        match path::file_or_directory(workdir, text.value) {
             Ok(named) if named.inside => {
                 let part = components::number(fields.group, components::PART);
                 outputs.push(Output {
@@ -599,7 +605,7 @@ fn outputs(fields: &Fields<'_>, workdir: Option<&str>, errors: &mut Errors) -> V
     outputs
 }
 
-/// Checks that all files of a task can be stored in one folder under the names that the kernel sees.
+/// Checks that all files of a task can be stored in one directory under the names that the kernel sees.
 fn check_names_seen(
     fields: &Fields<'_>,
     inputs: &[Input],
@@ -636,24 +642,24 @@ fn check_names_seen(
     }
     for &(_, name, _, at) in &all {
         let plain = name.trim_end_matches('/');
-        if let Some(file) = path::above(plain).find(|folder| seen.contains_key(*folder)) {
+        if let Some(file) = path::above(plain).find(|directory| seen.contains_key(*directory)) {
             let mut files = all.iter().map(|(_, name, _, _)| name.as_str());
-            let is_folder = files.any(|name| name.strip_suffix('/') == Some(file));
-            let problem = within(is_folder, file, name);
+            let is_directory = files.any(|name| name.strip_suffix('/') == Some(file));
+            let problem = within(is_directory, file, name);
             fields.error(at, problem, errors);
         }
     }
 }
 
-/// Returns the problem of a file below another file, or below a folder that a task writes as a whole.
-pub(super) fn within(is_folder: bool, above: &str, below: &str) -> Problem {
+/// Returns the problem of a file below another file, or below a directory that a task writes as a whole.
+pub(super) fn within(is_directory: bool, above: &str, below: &str) -> Problem {
     let below = below.to_owned();
-    if is_folder {
-        let folder = format!("{above}/");
-        Problem::WithinFolder { folder, below }
+    if is_directory {
+        let directory = format!("{above}/");
+        Problem::WithinDirectory { directory, below }
     } else {
         let file = above.to_owned();
-        Problem::FileAndFolder { file, below }
+        Problem::FileAndDirectory { file, below }
     }
 }
 
@@ -876,12 +882,12 @@ fn limits(fields: &Fields<'_>, mut limits: Limits, errors: &mut Errors) -> Limit
     limits
 }
 
-/// Reads `environment`, `path` and `folders`, which override those of the job.
+/// Reads `environment`, `path` and `directories`, which override those of the job.
 fn surroundings(fields: &Fields<'_>, over: &Surroundings, errors: &mut Errors) -> Surroundings {
     let mut own = Surroundings {
         environment: environment(fields, errors),
-        path: host_folders(fields, "path", errors),
-        folders: host_folders(fields, "folders", errors),
+        path: host_directories(fields, "path", errors),
+        directories: host_directories(fields, "directories", errors),
     };
     if fields.boolean("whole", errors) == Some(true) {
         let name = surroundings::READS.to_owned();
@@ -895,10 +901,10 @@ fn surroundings(fields: &Fields<'_>, over: &Surroundings, errors: &mut Errors) -
         return over.clone();
     }
     let all = own.over(over);
-    let folders = all.shown().count();
+    let directories = all.shown().count();
     for (what, count, max) in [
-        ("folders of the host", folders, FOLDERS_MAX),
-        ("bytes of variables and folders", all.bytes(), BYTES_MAX),
+        ("directories of the host", directories, DIRECTORIES_MAX),
+        ("bytes of variables and directories", all.bytes(), BYTES_MAX),
     ] {
         if count > max {
             fields.error(fields.at, Problem::TooMany { what, count, max }, errors);
@@ -940,20 +946,20 @@ fn environment(fields: &Fields<'_>, errors: &mut Errors) -> BTreeMap<String, Str
     variables
 }
 
-/// Reads folders of the nodes' hosts.
-fn host_folders(fields: &Fields<'_>, name: &'static str, errors: &mut Errors) -> Vec<String> {
-    let texts = fields.texts(name, "folders of the host", FOLDERS_MAX, errors);
-    let mut folders = Vec::new();
+/// Reads directories of the nodes' hosts.
+fn host_directories(fields: &Fields<'_>, name: &'static str, errors: &mut Errors) -> Vec<String> {
+    let texts = fields.texts(name, "directories of the host", DIRECTORIES_MAX, errors);
+    let mut directories = Vec::new();
     for text in texts.unwrap_or_default() {
         match path::workdir(text.value) {
-            Ok(path) if path != "/" && !path.contains(':') => folders.push(path),
+            Ok(path) if path != "/" && !path.contains(':') => directories.push(path),
             _ => {
                 let path = text.value.to_owned();
-                fields.error(text.at, Problem::HostFolder { name, path }, errors);
+                fields.error(text.at, Problem::HostDirectory { name, path }, errors);
             }
         }
     }
-    folders
+    directories
 }
 
 fn lifetime(fields: &Fields<'_>, errors: &mut Errors) -> Option<Lifetime> {

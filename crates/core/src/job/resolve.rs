@@ -1,11 +1,11 @@
 //! Resolution of a job: converts a script to the job that the dispatcher takes. Names become objects, kernels are looked up, and ids are
-//! issued. This module accesses the array only through [`Outside`] and does no I/O itself.
+//! issued. This module accesses the cluster only through [`Outside`] and does no I/O itself.
 
 use super::error::{Errors, Problem, ProgramBy};
 use super::own::{self, OwnName};
 use super::{Input, Job, JobErrors, KernelKind, KernelName, Source, Task};
+use crate::directory;
 use crate::event::{InputSpec, JobSpec, Origin, OutputSpec, Share, TaskSpec};
-use crate::folder;
 use crate::id::{Inode, JobId, NodeId, TaskId};
 use crate::label::{Kernel, Owner, Stack, Stage};
 use crate::layout::Layout;
@@ -14,22 +14,22 @@ use crate::object::Placed;
 use crate::resources::{Place, Wants, why_nowhere};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// View of the array for the job's owner at submission.
+/// View of the cluster for the job's owner at submission.
 pub trait Outside {
     /// Returns the entry at a full path.
     fn look(&self, path: &str) -> Look;
     /// Returns the layout of a version, each part at its first location.
     fn layout(&self, placed: Placed) -> Layout;
-    /// Returns the names in the folder that contains a full path, as the owner of the job may list it; the list may be incomplete.
+    /// Returns the names in the directory that contains a full path, as the owner of the job may list it; the list may be incomplete.
     fn beside(&self, path: &str) -> Vec<String>;
-    /// Returns the names of the files in the folder of a user's kernels (`/kernels/UID`, see [`own`]), as the owner of the job may list it.
-    /// Returns an empty list if the folder does not belong to that user, or if other users may write to it.
+    /// Returns the names of the files in the directory of a user's kernels (`/kernels/UID`, see [`own`]), as the owner of the job may list it.
+    /// Returns an empty list if the directory does not belong to that user, or if other users may write to it.
     fn own_kernels(&self, uid: u32) -> Vec<String>;
     /// Returns whether nodes have this kernel built in.
     fn is_builtin(&self, name: &str) -> bool;
     /// Returns the reason for which a built-in kernel refuses these arguments; `None` if it accepts them.
     fn refuses(&self, name: &str, args: &[String]) -> Option<String>;
-    /// Returns the nodes of the array, online or not, with those of the job's programs that each has. Empty if this is unknown.
+    /// Returns the nodes of the cluster, online or not, with those of the job's programs that each has. Empty if this is unknown.
     fn places(&self) -> &[Place];
 }
 
@@ -40,8 +40,8 @@ pub enum Look {
     Nothing,
     /// No entry: a symbolic link on the path is absolute, and its target does not exist below the cluster's root.
     Away,
-    /// A folder or a special file.
-    Folder,
+    /// A directory or a special file.
+    Directory,
     /// A file that the owner of the job may not read.
     Denied,
     /// A file that has no sealed version yet.
@@ -71,7 +71,7 @@ pub trait Ids {
     fn inodes(&mut self, count: u64) -> Inode;
 }
 
-/// Resolves a job's names in the array.
+/// Resolves a job's names in the cluster.
 ///
 /// All tasks that read a file use the same version of it, even if the file is rewritten during the resolution. Ids are issued only if the
 /// job has no errors.
@@ -106,7 +106,7 @@ pub fn resolve(
             )),
             Share::All | Share::Component | Share::Merge => found,
         };
-        match found.and_then(|found| makes_folders(task, &found.0).map(|()| found)) {
+        match found.and_then(|found| makes_directories(task, &found.0).map(|()| found)) {
             Ok(found) => {
                 if let Some(why) = nowhere.why(task, &found.0) {
                     errors.add(task.at, Some(&task.name), Problem::Nowhere(why));
@@ -173,13 +173,13 @@ impl<'a> Nowhere<'a> {
     }
 }
 
-/// View of the array that looks up each path once.
+/// View of the cluster that looks up each path once.
 struct View<'a> {
     outside: &'a dyn Outside,
     /// User id of the job's owner.
     uid: u32,
     looks: BTreeMap<String, Look>,
-    /// Names of files in users' kernel folders.
+    /// Names of files in users' kernel directories.
     own: BTreeMap<u32, Vec<String>>,
 }
 
@@ -200,7 +200,7 @@ impl View<'_> {
             .entry(uid)
             .or_insert_with(|| self.outside.own_kernels(uid));
         let file = OwnName::parse(name).pick(files.iter().map(String::as_str))?;
-        Some(format!("{}/{uid}/{file}", own::FOLDER))
+        Some(format!("{}/{uid}/{file}", own::DIRECTORY))
     }
 }
 
@@ -216,7 +216,7 @@ fn check(job: &Job, task: &Task, view: &mut View<'_>, errors: &mut Errors) {
                 nearest: nearest(job, &input.path, view.outside),
             },
             Look::Unsealed if job.strict => Problem::Unsealed(path()),
-            Look::Folder => Problem::FolderPath(path()),
+            Look::Directory => Problem::DirectoryPath(path()),
             Look::Denied => Problem::Denied(path()),
             Look::Away => Problem::Away(path()),
             Look::Sealed(found)
@@ -244,14 +244,14 @@ fn check(job: &Job, task: &Task, view: &mut View<'_>, errors: &mut Errors) {
         let path = || output.path.clone();
         let problem = match view.look(&output.path) {
             Look::Nothing | Look::Away => continue,
-            Look::Folder if output.is_folder() => {
+            Look::Directory if output.is_directory() => {
                 let inside = format!("{}/", output.path);
                 if job.replace || view.outside.beside(&inside).is_empty() {
                     continue;
                 }
                 Problem::OutputExists(inside)
             }
-            _ if output.is_folder() => Problem::FileForFolder(path()),
+            _ if output.is_directory() => Problem::FileForDirectory(path()),
             Look::Sealed(found) if job.replace && found.writable => continue,
             Look::Sealed(_) if job.replace => Problem::Unwritable(path()),
             Look::Unsealed if job.replace => Problem::Unsealed(path()),
@@ -319,22 +319,22 @@ fn nearest(job: &Job, path: &str, outside: &dyn Outside) -> Option<String> {
     let there =
         |path: &str| makes(path) || !matches!(outside.look(path), Look::Nothing | Look::Away);
     let beside = |path: &str| {
-        let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
-        let in_folder = |path: &&str| {
+        let directory = path.rsplit_once('/').map_or("", |(directory, _)| directory);
+        let in_directory = |path: &&str| {
             let (above, name) = path.rsplit_once('/')?;
-            (above == folder).then(|| name.to_owned())
+            (above == directory).then(|| name.to_owned())
         };
         let mut names = outside.beside(path);
-        names.extend(made.iter().filter_map(in_folder));
+        names.extend(made.iter().filter_map(in_directory));
         names
     };
     let meant = nearest_path(path, there, beside)?;
-    // A job reads files, so a folder is no useful suggestion.
-    let file = made.contains(meant.as_str()) || outside.look(&meant) != Look::Folder;
+    // A job reads files, so a directory is no useful suggestion.
+    let file = made.contains(meant.as_str()) || outside.look(&meant) != Look::Directory;
     file.then_some(meant)
 }
 
-/// Code of a task, and those of its files that are stored in the array.
+/// Code of a task, and those of its files that are stored in the cluster.
 type KernelFound = (Kernel, Vec<Input>);
 
 fn kernel(task: &Task, view: &mut View<'_>) -> Result<KernelFound, Problem> {
@@ -396,17 +396,17 @@ fn fits(
     })
 }
 
-/// Checks that a kernel with an output folder can fill it: the kernel needs files of its own.
-fn makes_folders(task: &Task, kernel: &Kernel) -> Result<(), Problem> {
+/// Checks that a kernel with an output directory can fill it: the kernel needs files of its own.
+fn makes_directories(task: &Task, kernel: &Kernel) -> Result<(), Problem> {
     let kernel = match kernel {
         Kernel::Builtin(_) => "a built-in kernel",
         Kernel::Wasm { .. } => "a module",
         Kernel::Stack(_) => "a stack of kernels",
         Kernel::Native { .. } | Kernel::Stored { .. } | Kernel::Program(_) => return Ok(()),
     };
-    match task.outputs.iter().find(|output| output.is_folder()) {
+    match task.outputs.iter().find(|output| output.is_directory()) {
         None => Ok(()),
-        Some(output) => Err(Problem::FolderBy {
+        Some(output) => Err(Problem::DirectoryBy {
             path: output.path.clone(),
             kernel,
         }),
@@ -447,7 +447,7 @@ fn single(
                     return Ok((found, Some(file)));
                 }
             }
-            tried.push(format!("the kernels in \"{}/{uid}\"", own::FOLDER));
+            tried.push(format!("the kernels in \"{}/{uid}\"", own::DIRECTORY));
         }
     }
     if matches!(kind, None | Some(KernelKind::Builtin)) {
@@ -471,7 +471,7 @@ fn single(
 }
 
 /// Returns the name of a program on nodes' hosts, if a node has the program. If no node has reported its programs, a program in
-/// one of several folders of `path` has no known name.
+/// one of several directories of `path` has no known name.
 fn program(task: &Task, name: &str, places: &[Place]) -> Option<String> {
     let told = || places.iter().filter_map(|place| place.programs.as_ref());
     let mut names = task.programs(name);
@@ -482,10 +482,10 @@ fn program(task: &Task, name: &str, places: &[Place]) -> Option<String> {
     names.find(|name| told().any(|programs| programs.contains(name)))
 }
 
-/// Returns the owner and the file name of a user's kernel. A name without a folder means a kernel of the job's owner. A path below the
-/// folder of kernels means a kernel of the user in the path.
+/// Returns the owner and the file name of a user's kernel. A name without a directory means a kernel of the job's owner. A path below the
+/// directory of kernels means a kernel of the user in the path.
 fn own_name(name: &str, owner: u32) -> Option<(u32, &str)> {
-    let (uid, name) = match name.strip_prefix(own::FOLDER) {
+    let (uid, name) = match name.strip_prefix(own::DIRECTORY) {
         Some(rest) => {
             let (uid, name) = rest.strip_prefix('/')?.split_once('/')?;
             (uid.parse().ok()?, name)
@@ -507,10 +507,10 @@ fn stored(
     let wasm = is(KernelKind::Wasm, ".wasm");
     if file.source == Source::Outside {
         match view.look(&file.path) {
-            // A folder with a program's name does not hide the program.
+            // A directory with a program's name does not hide the program.
             Look::Nothing => return Ok(None),
-            Look::Folder if kind.is_none() => return Ok(None),
-            Look::Folder => return Err(Problem::FolderPath(file.path.clone())),
+            Look::Directory if kind.is_none() => return Ok(None),
+            Look::Directory => return Err(Problem::DirectoryPath(file.path.clone())),
             Look::Denied => return Err(Problem::Denied(file.path.clone())),
             Look::Away => return Err(Problem::Away(file.path.clone())),
             Look::Unsealed => return Err(Problem::Unsealed(file.path.clone())),
@@ -573,7 +573,7 @@ fn spec(
         selection: input.selection.clone(),
         pipelined: input.pipelined
             && input.selection.is_whole()
-            && !folder::is_folder(&input.name)
+            && !directory::is_directory(&input.name)
             && matches!(input.source, Source::Task(..)),
         origin: match input.source {
             Source::Task(maker, output) => Origin::Task(task_ids[maker], output),
@@ -591,8 +591,8 @@ fn spec(
         memory: output.memory,
         // An existing output was checked to be replaceable.
         inode: match view.look(&output.path) {
-            Look::Sealed(found) if !output.is_folder() && !output.part => found.inode,
-            _ => ids.inodes(folder::ids(&output.name)),
+            Look::Sealed(found) if !output.is_directory() && !output.part => found.inode,
+            _ => ids.inodes(directory::ids(&output.name)),
         },
     });
     let outputs = outputs.collect();

@@ -34,11 +34,11 @@ fn task_error(tasks: &str) -> String {
     all[0].strip_prefix("job.conf:").unwrap().to_owned()
 }
 
-/// Array with a list of files and kernels.
+/// Cluster with a list of files and kernels.
 #[derive(Default)]
-struct Array {
+struct Cluster {
     files: BTreeMap<&'static str, Look>,
-    /// Files in folders of kernels that may be trusted.
+    /// Files in directories of kernels that may be trusted.
     own: BTreeMap<u32, Vec<&'static str>>,
     places: Vec<Place>,
 }
@@ -67,7 +67,7 @@ fn places() -> Vec<Place> {
     (0..4).map(place).collect()
 }
 
-impl Array {
+impl Cluster {
     fn with(files: &[(&'static str, Look)]) -> Self {
         Self {
             files: files.iter().copied().collect(),
@@ -91,11 +91,15 @@ fn file(object: u64, executable: bool) -> Look {
     })
 }
 
-impl Outside for Array {
+impl Outside for Cluster {
     fn look(&self, path: &str) -> Look {
         let inside = format!("{path}/");
-        let folder = self.files.keys().any(|file| file.starts_with(&inside));
-        let otherwise = if folder { Look::Folder } else { Look::Nothing };
+        let directory = self.files.keys().any(|file| file.starts_with(&inside));
+        let otherwise = if directory {
+            Look::Directory
+        } else {
+            Look::Nothing
+        };
         self.files.get(path).copied().unwrap_or(otherwise)
     }
     fn layout(&self, placed: Placed) -> Layout {
@@ -110,9 +114,9 @@ impl Outside for Array {
         }
     }
     fn beside(&self, path: &str) -> Vec<String> {
-        let (folder, _) = path.rsplit_once('/').unwrap();
+        let (directory, _) = path.rsplit_once('/').unwrap();
         let parts = self.files.keys().filter_map(|file| file.rsplit_once('/'));
-        let beside = parts.filter(|(above, _)| *above == folder);
+        let beside = parts.filter(|(above, _)| *above == directory);
         beside.map(|(_, name)| name.to_owned()).collect()
     }
     fn own_kernels(&self, uid: u32) -> Vec<String> {
@@ -145,29 +149,29 @@ impl Ids for Counter {
     }
 }
 
-/// Returns the errors of a script, in itself or in this array.
-fn errors_in(text: &str, array: &Array) -> String {
-    let found = parse(text).map(|_| resolve_in(text, array));
+/// Returns the errors of a script, in itself or in this cluster.
+fn errors_in(text: &str, cluster: &Cluster) -> String {
+    let found = parse(text).map(|_| resolve_in(text, cluster));
     found.and_then(|found| found).unwrap_err().to_string()
 }
 
 /// Returns the error of the one task "a" of a job, which begins on line 3.
 fn refused_task(rest: &str) -> String {
     let text = with_tasks(&format!("{{ name = \"a\"; output = [ \"p\" ]; {rest} }}"));
-    let report = errors_in(&text, &Array::with(&[("/w/i", file(2, false))]));
+    let report = errors_in(&text, &Cluster::with(&[("/w/i", file(2, false))]));
     report.strip_prefix("job.conf:").unwrap().to_owned()
 }
 
-fn resolve_in(text: &str, array: &Array) -> Result<JobSpec, JobErrors> {
-    resolve_job(&parse(text).unwrap(), array)
+fn resolve_in(text: &str, cluster: &Cluster) -> Result<JobSpec, JobErrors> {
+    resolve_job(&parse(text).unwrap(), cluster)
 }
 
-fn resolve_job(job: &Job, array: &Array) -> Result<JobSpec, JobErrors> {
+fn resolve_job(job: &Job, cluster: &Cluster) -> Result<JobSpec, JobErrors> {
     let owner = Owner {
         uid: 1000,
         gid: 1000,
     };
-    resolve(job, JobId(7), owner, array, &mut Counter::default())
+    resolve(job, JobId(7), owner, cluster, &mut Counter::default())
 }
 
 #[test]
@@ -175,11 +179,11 @@ fn component_inputs_are_pinned_to_inspected_version() {
     let text = with_tasks(
         r#"{ name = "a"; per = "part"; kernel = "max"; input = [ "x.striped" ]; output = [ "o.%part" ]; }"#,
     );
-    let job = Job::read("job.conf", text.as_bytes(), &Folder(&["/w/x.striped"])).unwrap();
+    let job = Job::read("job.conf", text.as_bytes(), &Directory(&["/w/x.striped"])).unwrap();
     assert_eq!(job.tasks[0].inputs[0].version, Some(ObjectId(7)));
     let errors = |object| {
-        let array = Array::with(&[("/w/x.striped", file(object, false))]);
-        resolve_job(&job, &array).map_err(|errors| errors.to_string())
+        let cluster = Cluster::with(&[("/w/x.striped", file(object, false))]);
+        resolve_job(&job, &cluster).map_err(|errors| errors.to_string())
     };
     let newer = errors(8).unwrap_err();
     assert!(
@@ -221,7 +225,7 @@ fn program_named_like_builtin_kernel_needs_its_type() {
     let text = with_tasks(&format!(
         "{{ name = \"a\"; output = [ \"p\" ]; {program} }}"
     ));
-    let spec = resolve_in(&text, &Array::with(&[("/w/i", file(2, false))])).unwrap();
+    let spec = resolve_in(&text, &Cluster::with(&[("/w/i", file(2, false))])).unwrap();
     assert_eq!(spec.tasks[0].kernel, Kernel::Program("max".into()));
 }
 
@@ -248,11 +252,11 @@ fn listing_of_the_paper_gives_its_graph() {
 
 #[test]
 fn listing_of_the_paper_resolves_stored_and_builtin_kernels() {
-    let array = Array::with(&[
+    let cluster = Cluster::with(&[
         ("/scratch/getmax/getmax.so", file(50, false)),
         ("/scratch/getmax/1.dat", file(51, false)),
     ]);
-    let spec = resolve_in(LISTING_1, &array).unwrap();
+    let spec = resolve_in(LISTING_1, &cluster).unwrap();
     let [one, two, reduce] = &spec.tasks[..] else {
         panic!()
     };
@@ -365,25 +369,25 @@ fn job_parses_every_setting() {
     assert_eq!(task.stdout.as_deref(), Some("o"));
 }
 
-/// Files of an array, by their full paths.
-struct Folder<'a>(&'a [&'a str]);
+/// Files of a cluster, by their full paths.
+struct Directory<'a>(&'a [&'a str]);
 
-impl Files for Folder<'_> {
-    fn list(&self, folder: &str) -> Vec<Listed> {
+impl Files for Directory<'_> {
+    fn list(&self, directory: &str) -> Vec<Listed> {
         let below = self
             .0
             .iter()
-            .filter_map(|path| path.strip_prefix(folder)?.strip_prefix('/'));
+            .filter_map(|path| path.strip_prefix(directory)?.strip_prefix('/'));
         let names: BTreeSet<(String, bool)> = below
             .map(|rest| match rest.split_once('/') {
-                Some((folder, _)) => (folder.to_owned(), true),
+                Some((directory, _)) => (directory.to_owned(), true),
                 None => (rest.to_owned(), false),
             })
             .collect();
-        let listed = |(name, is_folder): (String, bool)| Listed {
+        let listed = |(name, is_directory): (String, bool)| Listed {
             is_text: !name.contains('\u{fffd}'),
             name,
-            is_folder,
+            is_directory,
         };
         names.into_iter().map(listed).collect()
     }
@@ -440,16 +444,16 @@ impl Files for Folder<'_> {
     }
 
     /// Returns two components of `/w/cube.zarr`, of two files and of one.
-    fn mapped_folder(
+    fn mapped_directory(
         &self,
         path: &str,
         mapping: &Mapping<'_>,
-    ) -> Result<Option<FolderMap>, String> {
+    ) -> Result<Option<DirectoryMap>, String> {
         if path != "/w/cube.zarr" {
             return Ok(None);
         }
         if mapping.mapper != "zarr:tas" {
-            return Err("a folder can be a Zarr only".to_owned());
+            return Err("a directory can be a Zarr only".to_owned());
         }
         let file = |number: u64, how: Option<&str>| MappedFile {
             below: format!("tas/c/{number}"),
@@ -463,7 +467,7 @@ impl Files for Folder<'_> {
                 .map(|number| vec![file(number, Some("how"))])
                 .collect(),
         };
-        Ok(Some(FolderMap {
+        Ok(Some(DirectoryMap {
             components,
             args: told_of(mapping.kernels),
         }))
@@ -482,10 +486,10 @@ fn told_of(kernels: &[Vec<String>]) -> Vec<String> {
     }
 }
 
-/// Returns the tasks of a job in an array with these files: names, inputs, outputs and arguments.
+/// Returns the tasks of a job in a cluster with these files: names, inputs, outputs and arguments.
 fn expanded(tasks: &str, files: &[&str]) -> Result<Vec<String>, String> {
     let text = with_tasks(tasks);
-    let job = Job::read("job.conf", text.as_bytes(), &Folder(files));
+    let job = Job::read("job.conf", text.as_bytes(), &Directory(files));
     let job = job.map_err(|errors| errors.to_string())?;
     let told = job.tasks.iter().map(|task| {
         let inputs: Vec<_> = task
@@ -570,7 +574,7 @@ fn patterns_match_files_and_outputs_of_tasks_above() {
 }
 
 #[test]
-fn output_folder_is_one_input_of_other_tasks() {
+fn output_directory_is_one_input_of_other_tasks() {
     let files = ["/w/raw/a.fits", "/w/raw/b.fits", "/w/old/x", "/w/in.zarr/0"];
     let tasks = r#"
         { name = "{x}"; foreach = "raw/{x}.fits"; kernel = "k"; output = [ "out/{x}.zarr/", "log.{x}" ]; },
@@ -589,21 +593,24 @@ fn output_folder_is_one_input_of_other_tasks() {
     ];
     assert_eq!(expanded(tasks, &files).unwrap(), expected);
     let text = with_tasks(tasks);
-    let job = Job::read("job.conf", text.as_bytes(), &Folder(&files)).unwrap();
+    let job = Job::read("job.conf", text.as_bytes(), &Directory(&files)).unwrap();
     assert_eq!(job.tasks[3].inputs[1].source, Source::Task(1, 0));
     assert_eq!(job.tasks[3].inputs[1].path, "/w/out/b.zarr");
     assert_eq!(job.dag.dependencies[6], [0, 1]);
     let text = with_tasks(r#"{ name = "a"; kernel = "sort"; output = [ "out/a.zarr/", "f" ]; }"#);
-    let spec = resolve_in(&text, &Array::default());
+    let spec = resolve_in(&text, &Cluster::default());
     let outputs = &spec.unwrap().tasks[0].outputs;
-    let folder = &outputs[0];
+    let directory = &outputs[0];
     assert_eq!(
-        (folder.path.as_str(), folder.is_folder()),
+        (directory.path.as_str(), directory.is_directory()),
         ("/w/out/a.zarr", true)
     );
-    assert_eq!(folder.claimed().unwrap(), "/w/out/a.zarr/");
-    // All files that the folder may contain have numbers of their own.
-    assert_eq!(outputs[1].inode.0 - folder.inode.0, 1 + folder::FILES_MAX);
+    assert_eq!(directory.claimed().unwrap(), "/w/out/a.zarr/");
+    // All files that the directory may contain have numbers of their own.
+    assert_eq!(
+        outputs[1].inode.0 - directory.inode.0,
+        1 + directory::FILES_MAX
+    );
 }
 
 #[test]
@@ -617,7 +624,7 @@ fn components_expand_per_part_chunk_and_file() {
         { name = "same"; per = "part"; layout = "same"; kernel = "k"; input = [ "striped" ]; output = [ "x", "y" ]; },
         { name = "next"; per = "part"; layout = "same"; kernel = "k"; input = [ "y" ]; output = [ "z" ]; }"#;
     let text = with_tasks(tasks);
-    let job = Job::read("job.conf", text.as_bytes(), &Folder(&files)).unwrap();
+    let job = Job::read("job.conf", text.as_bytes(), &Directory(&files)).unwrap();
     let told = job.tasks.iter().map(|task| {
         let input =
             |input: &Input| format!("{} {} {:?}", input.name, input.selection, input.source);
@@ -683,7 +690,7 @@ fn mapped(rest: &str) -> Result<Job, String> {
     let job = Job::read(
         "job.conf",
         with_tasks(&task).as_bytes(),
-        &Folder(&["/w/striped", "/w/plain"]),
+        &Directory(&["/w/striped", "/w/plain"]),
     );
     job.map_err(|errors| errors.to_string())
 }
@@ -728,7 +735,7 @@ fn builtin_kernels_get_format_args_from_mapper() {
         let task = format!(
             "{{ name = \"s\"; kernel = \"mean\"; args = [ \"dtype=f32\" ]; input = [ \"{input}\" ]; per = \"part\"; mapper = \"{mapper}\"; {rest} }}"
         );
-        let job = Job::read("job.conf", with_tasks(&task).as_bytes(), &Folder(files)).unwrap();
+        let job = Job::read("job.conf", with_tasks(&task).as_bytes(), &Directory(files)).unwrap();
         let args = job.tasks.into_iter().map(|task| task.args);
         args.collect::<Vec<Vec<String>>>()
     };
@@ -755,7 +762,7 @@ fn builtin_kernels_get_format_args_from_mapper() {
 }
 
 #[test]
-fn mapper_in_folder_yields_its_files() {
+fn mapper_in_directory_yields_its_files() {
     for given in [
         "\"cube.zarr\"",
         "\"cube.zarr/\"",
@@ -764,7 +771,7 @@ fn mapper_in_folder_yields_its_files() {
         let task = format!(
             "{{ name = \"s\"; kernel = \"k\"; args = [ \"{{inputs}}\" ]; input = ( {given}, \"plain\" ); per = \"part\"; mapper = \"zarr:tas\"; stdin = \"cube.zarr\"; output = [ \"o.%part\" ]; }}"
         );
-        let files = Folder(&["/w/plain"]);
+        let files = Directory(&["/w/plain"]);
         let job = Job::read("job.conf", with_tasks(&task).as_bytes(), &files).unwrap();
         let told: Vec<_> = job.tasks[0]
             .inputs
@@ -810,16 +817,16 @@ fn mapper_in_folder_yields_its_files() {
 }
 
 #[test]
-fn folder_without_mapped_data_is_refused() {
+fn directory_without_mapped_data_is_refused() {
     let refused = |task: &str| {
-        let job = Job::read("job.conf", with_tasks(task).as_bytes(), &Folder(&[]));
+        let job = Job::read("job.conf", with_tasks(task).as_bytes(), &Directory(&[]));
         job.map_err(|errors| errors.to_string()).unwrap_err()
     };
     let rest = "kernel = \"k\"; per = \"piece\"; output = [ \"o.%piece\" ];";
     let other = refused(&format!(
         "{{ name = \"s\"; {rest} input = [ \"cube.zarr/\" ]; mapper = \"hdf5:x\"; }}"
     ));
-    assert!(other.contains("a folder can be a Zarr only"), "{other}");
+    assert!(other.contains("a directory can be a Zarr only"), "{other}");
     let none = refused(&format!(
         "{{ name = \"s\"; {rest} input = [ \"none.zarr/\" ]; mapper = \"zarr:tas\"; }}"
     ));
@@ -874,7 +881,7 @@ fn record_chunks_include_their_halo() {
     assert!(refused("per = \"chunk\"; records = 0; halo = 1;").contains("\"halo\" is"));
     // A fold would count some of the records twice.
     let fold = "{ name = \"f\"; kernel = \"mean\"; per = \"chunk\"; input = [ \"striped\" ]; output = [ \"o\" ]; halo = 1; }";
-    let files = Folder(&["/w/striped"]);
+    let files = Directory(&["/w/striped"]);
     let read = |text: &str| Job::read("job.conf", with_tasks(text).as_bytes(), &files);
     assert!(read(fold).unwrap_err().to_string().contains("%chunk"));
     assert!(read(&fold.replace("halo = 1;", "")).is_ok());
@@ -927,7 +934,7 @@ fn reduced_by(rest: &str) -> Result<Job, String> {
     let job = Job::read(
         "job.conf",
         with_tasks(&task).as_bytes(),
-        &Folder(&["/w/striped"]),
+        &Directory(&["/w/striped"]),
     );
     job.map_err(|errors| errors.to_string())
 }
@@ -1013,15 +1020,15 @@ fn invalid_merge_of_components_is_refused() {
 }
 
 #[test]
-fn conflicting_output_folders_are_refused() {
+fn conflicting_output_directories_are_refused() {
     let rest = r#"{ name = "b"; kernel = "k"; output = [ "d/" ]; },
 { name = "a"; kernel = "k"; "#;
     let whole = |below: &str| {
         format!(
-            "\"{below}\" is in \"/w/d/\", a folder that a task makes as a whole; read all of it, as \"/w/d/\", or write elsewhere"
+            "\"{below}\" is in \"/w/d/\", a directory that a task makes as a whole; read all of it, as \"/w/d/\", or write elsewhere"
         )
     };
-    let both = "\"/w/d\" is a folder for one task and a file for another; write it with a slash at its end in both, or in neither";
+    let both = "\"/w/d\" is a directory for one task and a file for another; write it with a slash at its end in both, or in neither";
     let cases = [
         ("output = [ \"d/x\" ];", whole("/w/d/x")),
         ("input = [ \"d/x\" ]; output = [ \"o\" ];", whole("/w/d/x")),
@@ -1034,11 +1041,11 @@ fn conflicting_output_folders_are_refused() {
         ),
         (
             "output = [ \"/\" ];",
-            "\"/\" names a folder; tasks read and write files".to_owned(),
+            "\"/\" names a directory; tasks read and write files".to_owned(),
         ),
         (
             "output = [ \"./\" ];",
-            "\".\" names a folder; tasks read and write files".to_owned(),
+            "\".\" names a directory; tasks read and write files".to_owned(),
         ),
         (
             "output = [ \"/x/d/\" ];",
@@ -1050,7 +1057,7 @@ fn conflicting_output_folders_are_refused() {
         ),
         (
             "output = [ \"o/\" ]; stdout = \"o/\";",
-            "\"o/\" names a folder; tasks read and write files".to_owned(),
+            "\"o/\" names a directory; tasks read and write files".to_owned(),
         ),
         (
             "output = [ \"o/\" ]; stdout = \"o\";",
@@ -1058,7 +1065,7 @@ fn conflicting_output_folders_are_refused() {
         ),
         (
             "output = [ \"e/\" ]; input = [ \"e/x\" ];",
-            "\"e/x\" is in \"e/\", a folder that a task makes as a whole".to_owned(),
+            "\"e/x\" is in \"e/\", a directory that a task makes as a whole".to_owned(),
         ),
     ];
     for (end, message) in cases {
@@ -1069,36 +1076,36 @@ fn conflicting_output_folders_are_refused() {
 }
 
 #[test]
-fn output_folder_needs_kernel_with_own_files() {
+fn output_directory_needs_kernel_with_own_files() {
     let script = |kernel: &str| {
         with_tasks(&format!(
             "{{ name = \"a\"; {kernel} output = [ \"o/\" ]; }}"
         ))
     };
-    let mut array = Array::default();
-    assert!(resolve_in(&script("kernel = \"sort\";"), &array).is_ok());
+    let mut cluster = Cluster::default();
+    assert!(resolve_in(&script("kernel = \"sort\";"), &cluster).is_ok());
     for (kernel, what) in [
         ("kernel = \"mean\";", "a built-in kernel"),
         ("kernel = \"sort | sort\";", "a stack of kernels"),
     ] {
-        let said = errors_in(&script(kernel), &array);
-        let message = format!("output \"/w/o/\" is a folder, which {what} can't write");
+        let said = errors_in(&script(kernel), &cluster);
+        let message = format!("output \"/w/o/\" is a directory, which {what} can't write");
         assert!(said.contains(&message), "{said}");
     }
-    array.files.insert("/w/o", Look::Folder);
-    assert!(resolve_in(&script("kernel = \"sort\";"), &array).is_ok());
-    array.files.insert("/w/o/x", Look::Unsealed);
-    let said = errors_in(&script("kernel = \"sort\";"), &array);
+    cluster.files.insert("/w/o", Look::Directory);
+    assert!(resolve_in(&script("kernel = \"sort\";"), &cluster).is_ok());
+    cluster.files.insert("/w/o/x", Look::Unsealed);
+    let said = errors_in(&script("kernel = \"sort\";"), &cluster);
     assert!(
         said.contains("output \"/w/o/\" exists already; remove it"),
         "{said}"
     );
     let replacing = script("kernel = \"sort\";").replace("workdir", "replace = true; workdir");
-    assert!(resolve_in(&replacing, &array).is_ok());
-    array.files.insert("/w/o", Look::Unsealed);
-    let said = errors_in(&replacing, &array);
+    assert!(resolve_in(&replacing, &cluster).is_ok());
+    cluster.files.insert("/w/o", Look::Unsealed);
+    let said = errors_in(&replacing, &cluster);
     assert!(
-        said.contains("\"/w/o/\" is a folder, but \"/w/o\" exists and is not a folder"),
+        said.contains("\"/w/o/\" is a directory, but \"/w/o\" exists and is not a directory"),
         "{said}"
     );
 }
@@ -1106,13 +1113,13 @@ fn output_folder_needs_kernel_with_own_files() {
 #[test]
 fn surroundings_merge_from_job_and_task() {
     let text = r#"name = "j"; workdir = "/w"; path = [ "/sw/bin" ]; environment = { A = "1"; B = 2; };
-tasks = ( { name = "a"; kernel = "max2"; output = [ "o" ]; environment = { A = "3"; }; folders = [ "/sw/./" ]; },
-          { name = "b"; kernel = "sort"; output = [ "p" ]; path = [ "/sw" ]; folders = [ "/sw" ]; } );"#;
-    let spec = resolve_in(text, &Array::with(&[])).unwrap();
+tasks = ( { name = "a"; kernel = "max2"; output = [ "o" ]; environment = { A = "3"; }; directories = [ "/sw/./" ]; },
+          { name = "b"; kernel = "sort"; output = [ "p" ]; path = [ "/sw" ]; directories = [ "/sw" ]; } );"#;
+    let spec = resolve_in(text, &Cluster::with(&[])).unwrap();
     let surroundings = &spec.tasks[0].surroundings;
     assert_eq!(surroundings.environment["A"], "3");
     assert_eq!(surroundings.environment["B"], "2");
-    assert_eq!(surroundings.folders, ["/sw"]);
+    assert_eq!(surroundings.directories, ["/sw"]);
     assert_eq!(spec.tasks[1].surroundings.path, ["/sw", "/sw/bin"]);
     let wanted = ["/sw/bin/max2", "/sw/bin/", "/sw/"];
     assert_eq!(spec.tasks[0].programs, wanted);
@@ -1124,7 +1131,11 @@ tasks = ( { name = "a"; kernel = "max2"; output = [ "o" ]; environment = { A = "
         (text, false),
         (&elsewhere.replace("max2", "/sw/bin/max2"), true),
     ] {
-        assert_eq!(resolve_in(text, &Array::default()).is_ok(), good, "{text}");
+        assert_eq!(
+            resolve_in(text, &Cluster::default()).is_ok(),
+            good,
+            "{text}"
+        );
     }
 }
 
@@ -1153,35 +1164,35 @@ fn invalid_surroundings_are_refused() {
         ),
         (
             "path = [ \"bin\" ];",
-            "\"path\" has \"bin\"; write absolute paths of folders on the nodes' hosts, without \"..\" and ':'",
+            "\"path\" has \"bin\"; write absolute paths of directories on the nodes' hosts, without \"..\" and ':'",
         ),
         (
             "path = [ \"/sw:/etc\" ];",
-            "\"path\" has \"/sw:/etc\"; write absolute paths of folders on the nodes' hosts, without \"..\" and ':'",
+            "\"path\" has \"/sw:/etc\"; write absolute paths of directories on the nodes' hosts, without \"..\" and ':'",
         ),
         (
-            "folders = [ \"/sw/../etc\" ];",
-            "\"folders\" has \"/sw/../etc\"; write absolute paths of folders on the nodes' hosts, without \"..\" and ':'",
+            "directories = [ \"/sw/../etc\" ];",
+            "\"directories\" has \"/sw/../etc\"; write absolute paths of directories on the nodes' hosts, without \"..\" and ':'",
         ),
         (
-            "folders = [ \"/\" ];",
-            "\"folders\" has \"/\"; write absolute paths of folders on the nodes' hosts, without \"..\" and ':'",
+            "directories = [ \"/\" ];",
+            "\"directories\" has \"/\"; write absolute paths of directories on the nodes' hosts, without \"..\" and ':'",
         ),
         (
             "container = \"astro.sif\";",
-            "no node offers containers: kernels are confined so that they can't mount; ask for software on the nodes' hosts by \"folders\" and \"path\"",
+            "no node offers containers: kernels are confined so that they can't mount; ask for software on the nodes' hosts by \"directories\" and \"path\"",
         ),
         (
-            "folders = [ \"/etc\" ];",
-            "no storage node shows the folder `/etc`; shown are /sw, /sw/bin and the folders below, as their administrators allow by --kernels-folders",
+            "directories = [ \"/etc\" ];",
+            "no storage node shows the directory `/etc`; shown are /sw, /sw/bin and the directories below, as their administrators allow by --kernels-dirs",
         ),
         (
-            "folders = [ \"/sw\" ]; node = 3;",
+            "directories = [ \"/sw\" ]; node = 3;",
             "node 3 does not have the program `sort`; node 0, 1, 2 does",
         ),
         (
-            "folders = [ \"/sw\" ]; resources = { gpu = 2; };",
-            "the program `sort`, the folder `/sw`, and no node has all of that together",
+            "directories = [ \"/sw\" ]; resources = { gpu = 2; };",
+            "the program `sort`, the directory `/sw`, and no node has all of that together",
         ),
     ];
     for (rest, message) in cases {
@@ -1192,23 +1203,23 @@ fn invalid_surroundings_are_refused() {
 
 #[test]
 fn surroundings_of_all_tasks_are_bounded_in_size() {
-    let job = |environment: &str, folders: &str, tasks: usize| {
+    let job = |environment: &str, directories: &str, tasks: usize| {
         let task = |index| {
             format!("{{ name = \"{index}\"; kernel = \"sort\"; output = [ \"{index}\" ]; }}")
         };
         let tasks: Vec<String> = (0..tasks).map(task).collect();
         let tasks = tasks.join(", ");
         parse(&format!(
-            "name = \"j\"; workdir = \"/w\"; environment = {{ {environment} }}; folders = [ {folders} ]; tasks = ( {tasks} );"
+            "name = \"j\"; workdir = \"/w\"; environment = {{ {environment} }}; directories = [ {directories} ]; tasks = ( {tasks} );"
         ))
     };
     let long = |bytes: usize| format!("A = \"{}\";", "x".repeat(bytes));
-    let folders: Vec<String> = (0..65).map(|index| format!("\"/{index}\"")).collect();
+    let directories: Vec<String> = (0..65).map(|index| format!("\"/{index}\"")).collect();
     let most = surroundings::BYTES_MAX - 2;
     assert!(job(&long(most), "", 1).is_ok());
-    assert!(job("", &folders[1..].join(", "), 1).is_ok());
+    assert!(job("", &directories[1..].join(", "), 1).is_ok());
     let with_path = |most: usize| {
-        let path = folders[..most].join(", ");
+        let path = directories[..most].join(", ");
         let text = (0..1001)
             .map(|i| format!("{{ name = \"{i}\"; kernel = \"k{i}\"; output = [ \"{i}\" ]; }}"));
         let text: Vec<String> = text.collect();
@@ -1221,7 +1232,10 @@ fn surroundings_of_all_tasks_are_bounded_in_size() {
     for (wrong, what) in [
         (with_path(10), "10010 programs to be looked for"),
         (job(&long(most + 1), "", 1), "131073 bytes of variables"),
-        (job("", &folders.join(", "), 1), "65 folders of the host"),
+        (
+            job("", &directories.join(", "), 1),
+            "65 directories of the host",
+        ),
         (job(&long(most), "", 513), "67239936 bytes of variables"),
     ] {
         let said = wrong.unwrap_err().to_string();
@@ -1263,7 +1277,7 @@ fn documented_job_scripts_parse() {
         .skip(1)
         .step_by(2)
         .filter(|block| block.starts_with("\nname = "));
-    let shown = Folder(&[
+    let shown = Directory(&[
         "/calibrate/raw/a.fits",
         "/calibrate/raw/b.fits",
         "/calibrate/flat",
@@ -1291,7 +1305,7 @@ fn job_errors_name_setting_and_place() {
         ),
         (
             r#"name = "j"; workdir = "w"; "#,
-            "1:23: \"workdir\" must be an absolute path in the array such as \"/scratch/job\", not \"w\"",
+            "1:23: \"workdir\" must be an absolute path in the cluster such as \"/scratch/job\", not \"w\"",
         ),
         (
             r#"name = "j/k"; workdir = "/w"; "#,
@@ -1307,7 +1321,7 @@ fn job_errors_name_setting_and_place() {
         ),
         (
             r#"name = "j"; workdir = "/w"; strikt = true; "#,
-            "1:29: a job has no setting \"strikt\"; did you mean \"strict\"? It may have: name, workdir, tasks, policy, strict, replace, cache, once, intermediate, retries, lifetime, limits, cores, memory, resources, environment, path, folders",
+            "1:29: a job has no setting \"strikt\"; did you mean \"strict\"? It may have: name, workdir, tasks, policy, strict, replace, cache, once, intermediate, retries, lifetime, limits, cores, memory, resources, environment, path, directories",
         ),
         (
             r#"name = "j"; workdir = "/w"; strict = 1; "#,
@@ -1366,7 +1380,7 @@ fn task_errors_name_setting_and_place() {
     let cases = [
         (
             "inputs = [ \"x\" ];",
-            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, per, layout, mapper, reduce, records, halo, whole, mpi, kernel, input, output, args, type, stdin, stdout, pipelined, node, retries, limits, lifetime, cores, memory, resources, environment, path, folders",
+            "3:47: task \"a\": a task has no setting \"inputs\"; did you mean \"input\"? It may have: name, foreach, per, layout, mapper, reduce, records, halo, whole, mpi, kernel, input, output, args, type, stdin, stdout, pipelined, node, retries, limits, lifetime, cores, memory, resources, environment, path, directories",
         ),
         (
             "input = \"x\";",
@@ -1602,7 +1616,7 @@ const NO_INPUTS: [(&str, &str); 17] = [
     ),
     (
         "{ file = \"d/\"; part = 0; }",
-        "\"d/\" names a folder; tasks read and write files",
+        "\"d/\" names a directory; tasks read and write files",
     ),
     (
         "{ file = \"i\"; name = \"/w/x\"; }",
@@ -1646,7 +1660,7 @@ fn invalid_byte_selections_are_reported() {
 /// A file that exists at submission is inspected at submission.
 #[test]
 fn selection_beyond_file_is_refused() {
-    let files = Array::with(&[("/w/i", file(2, false)), ("/w/s", file(7, false))]);
+    let files = Cluster::with(&[("/w/i", file(2, false)), ("/w/s", file(7, false))]);
     let said = |input: &str| {
         let task = format!(
             "{{ name = \"a\"; output = [ \"p\" ]; kernel = \"mean\"; input = ( {input} ); }}"
@@ -1766,14 +1780,14 @@ fn one_kernel(kernel: &str) -> String {
 
 #[test]
 fn kernel_lookup_order_is_stored_builtin_program() {
-    let array = Array::with(&[
+    let cluster = Cluster::with(&[
         ("/w/sort", file(1, true)),
         ("/w/bin/f.sh", file(2, true)),
         ("/lib/g.so", file(3, false)),
-        ("/w/max", Look::Folder),
+        ("/w/max", Look::Directory),
     ]);
     let kernel = |text: &str| {
-        resolve_in(&one_kernel(text), &array).unwrap().tasks[0]
+        resolve_in(&one_kernel(text), &cluster).unwrap().tasks[0]
             .kernel
             .clone()
     };
@@ -1809,7 +1823,7 @@ fn kernel_lookup_order_is_stored_builtin_program() {
 
 #[test]
 fn own_kernels_rank_after_files_and_before_builtin() {
-    let mut array = Array::with(&[
+    let mut cluster = Cluster::with(&[
         ("/w/sort", file(1, true)),
         ("/kernels/1000/sort@1", file(2, true)),
         ("/kernels/1000/max@1.so", file(3, false)),
@@ -1821,8 +1835,9 @@ fn own_kernels_rank_after_files_and_before_builtin() {
         ("/kernels/8/planted@1.so", file(8, false)),
     ]);
     let mine = vec!["sort@1", "max@1.so", "max@2.so", "fold@1.wasm", "plain@1"];
-    array.own = BTreeMap::from([(1000, mine), (7, vec!["max@3.so", "secret@1.so"])]);
-    let spec = |text: &str| resolve_in(&one_kernel(text), &array).map(|spec| spec.tasks[0].clone());
+    cluster.own = BTreeMap::from([(1000, mine), (7, vec!["max@3.so", "secret@1.so"])]);
+    let spec =
+        |text: &str| resolve_in(&one_kernel(text), &cluster).map(|spec| spec.tasks[0].clone());
     let kernel = |text: &str| {
         let task = spec(text).unwrap();
         let path = task.inputs.last().map(|input| input.path.clone());
@@ -1856,20 +1871,20 @@ fn own_kernels_rank_after_files_and_before_builtin() {
     assert!(refused("kernel = \"max@3\"; type = \"native\";").contains("was not found"));
     assert!(refused("kernel = \"plain\";").contains("is not executable"));
     assert!(refused("kernel = \"/kernels/7/secret\";").contains("may not read"));
-    // The folder of user 8 is not trusted, so its kernels do not count.
+    // The directory of user 8 is not trusted, so its kernels do not count.
     assert!(refused("kernel = \"/kernels/8/planted\";").contains("was not found"));
 }
 
 #[test]
 fn stored_kernel_is_added_to_inputs_once() {
-    let array = Array::with(&[("/w/f", file(1, true))]);
+    let cluster = Cluster::with(&[("/w/f", file(1, true))]);
     let text = |input: &str| {
         with_tasks(&format!(
             "{{ name = \"a\"; kernel = \"f\"; input = [ {input} ]; output = [ \"o\" ]; }}"
         ))
     };
     for input in ["", "\"f\""] {
-        let spec = resolve_in(&text(input), &array).unwrap();
+        let spec = resolve_in(&text(input), &cluster).unwrap();
         let names: Vec<_> = spec.tasks[0]
             .inputs
             .iter()
@@ -1885,7 +1900,7 @@ fn kernel_may_be_output_of_another_task() {
         { name = "make"; kernel = "sort"; input = [ "src" ]; output = [ "prog" ]; }"#;
     let job = parse(&with_tasks(tasks)).unwrap();
     assert_eq!(job.dag.order, [1, 0]);
-    let spec = resolve_in(&with_tasks(tasks), &Array::default()).unwrap();
+    let spec = resolve_in(&with_tasks(tasks), &Cluster::default()).unwrap();
     assert_eq!(
         spec.tasks[0].kernel,
         Kernel::Stored {
@@ -1900,7 +1915,7 @@ fn kernel_may_be_output_of_another_task() {
 
 #[test]
 fn replace_overwrites_only_writable_sealed_outputs() {
-    let array = Array::with(&[
+    let cluster = Cluster::with(&[
         ("/w/o", file(5, false)),
         ("/w/read-only", file(1, false)),
         ("/w/open", Look::Unsealed),
@@ -1911,23 +1926,23 @@ fn replace_overwrites_only_writable_sealed_outputs() {
              input = [ \"i\" ]; output = [ \"{output}\" ]; }} );"
         )
     };
-    let spec = resolve_in(&script("o", "replace = true;"), &array).unwrap();
+    let spec = resolve_in(&script("o", "replace = true;"), &cluster).unwrap();
     assert_eq!(spec.tasks[0].outputs[0].inode, Inode(5));
     for (output, replace, problem) in [
         ("o", "", "exists already"),
         ("read-only", "replace = true;", "you may not write to it"),
         ("open", "replace = true;", "is still being written"),
     ] {
-        let error = errors_in(&script(output, replace), &array);
+        let error = errors_in(&script(output, replace), &cluster);
         assert!(error.contains(problem), "{output}: {error}");
     }
 }
 
 #[test]
 fn stack_includes_kernels_and_files_of_its_stages() {
-    let array = Array::with(&[("/w/bin/f", file(1, true)), ("/w/k.so", file(2, false))]);
+    let cluster = Cluster::with(&[("/w/bin/f", file(1, true)), ("/w/k.so", file(2, false))]);
     let text = "kernel = \"max where='a|b' | bin/f -x | k.so | bin/f | sort\";";
-    let spec = resolve_in(&one_kernel(text), &array).unwrap();
+    let spec = resolve_in(&one_kernel(text), &cluster).unwrap();
     let task = &spec.tasks[0];
     let Kernel::Stack(stack) = &task.kernel else {
         panic!("{:?}", task.kernel);
@@ -1956,8 +1971,12 @@ fn stack_includes_kernels_and_files_of_its_stages() {
     assert_eq!(task.stdout.as_deref(), Some("o"));
     assert!(task.kernel.is_in("bin/f") && task.kernel.is_in("k.so") && !task.kernel.is_in("i"));
     // With a type it is a plain name.
-    let array = Array::with(&[("/w/a|b", file(1, true))]);
-    let spec = resolve_in(&one_kernel("kernel = \"a|b\"; type = \"stored\";"), &array).unwrap();
+    let cluster = Cluster::with(&[("/w/a|b", file(1, true))]);
+    let spec = resolve_in(
+        &one_kernel("kernel = \"a|b\"; type = \"stored\";"),
+        &cluster,
+    )
+    .unwrap();
     assert_eq!(spec.tasks[0].kernel.name(), "a|b");
 }
 
@@ -1970,7 +1989,7 @@ fn stage_of_stack_may_be_output_of_another_task() {
 
 #[test]
 fn invalid_stacks_are_refused() {
-    let array = Array::with(&[("/x/f", file(1, true)), ("/y/f", file(2, true))]);
+    let cluster = Cluster::with(&[("/x/f", file(1, true)), ("/y/f", file(2, true))]);
     for (kernel, problem) in [
         (
             "kernel = \"max |\";",
@@ -1993,21 +2012,21 @@ fn invalid_stacks_are_refused() {
             "\"/x/f\" and \"/y/f\" would both be \"f\" to the kernel",
         ),
     ] {
-        let error = errors_in(&one_kernel(kernel), &array);
+        let error = errors_in(&one_kernel(kernel), &cluster);
         assert!(error.contains(problem), "{kernel}: {error}");
     }
     let two = "{ name = \"a\"; kernel = \"max | sort\"; output = [ \"o\", \"p\" ]; }";
-    let error = errors_in(&with_tasks(two), &array);
+    let error = errors_in(&with_tasks(two), &cluster);
     assert!(error.contains("but this task has 2"), "{error}");
 }
 
 #[test]
 fn resolve_reports_conflicts_with_existing_files() {
-    let array = Array::with(&[
+    let cluster = Cluster::with(&[
         ("/w/plain", file(1, false)),
         ("/w/mean", file(3, false)),
         ("/w/open", Look::Unsealed),
-        ("/w/dir", Look::Folder),
+        ("/w/dir", Look::Directory),
         ("/w/secret", Look::Denied),
         ("/w/away", Look::Away),
         ("/w/o", file(2, false)),
@@ -2044,7 +2063,7 @@ fn resolve_reports_conflicts_with_existing_files() {
         ),
         (
             r#"kernel = "max"; output = [ "p" ]; input = [ "dir" ];"#,
-            "3:59: task \"a\": \"/w/dir\" names a folder; tasks read and write files",
+            "3:59: task \"a\": \"/w/dir\" names a directory; tasks read and write files",
         ),
         (
             r#"kernel = "max"; output = [ "p" ]; input = [ "secret" ];"#,
@@ -2056,20 +2075,20 @@ fn resolve_reports_conflicts_with_existing_files() {
         ),
         (
             r#"kernel = "max"; output = [ "p" ]; node = 4;"#,
-            "3:1: task \"a\": the array has no node 4; see `tidemill status`",
+            "3:1: task \"a\": the cluster has no node 4; see `tidemill status`",
         ),
     ];
     for (rest, message) in cases {
-        let report = resolve_in(&with_tasks(&task(rest)), &array).unwrap_err();
+        let report = resolve_in(&with_tasks(&task(rest)), &cluster).unwrap_err();
         assert_eq!(report.to_string(), format!("job.conf:{message}"));
     }
 }
 
 #[test]
 fn only_strict_job_needs_its_inputs_at_submission() {
-    let array = Array::with(&[("/w/open", Look::Unsealed)]);
+    let cluster = Cluster::with(&[("/w/open", Look::Unsealed)]);
     let tasks = r#"{ name = "a"; kernel = "max"; input = [ "later", "open" ]; output = [ "p" ]; }"#;
-    let spec = resolve_in(&with_tasks(tasks), &array).unwrap();
+    let spec = resolve_in(&with_tasks(tasks), &cluster).unwrap();
     assert!(
         spec.tasks[0]
             .inputs
@@ -2078,7 +2097,7 @@ fn only_strict_job_needs_its_inputs_at_submission() {
     );
     let strict = format!("strict = true; {}", with_tasks(tasks));
     assert_eq!(
-        resolve_in(&strict, &array).unwrap_err().to_string(),
+        resolve_in(&strict, &cluster).unwrap_err().to_string(),
         "job.conf:3:41: task \"a\": input \"/w/later\" does not exist and no task makes it (the job is strict)\n\
          job.conf:3:50: task \"a\": \"/w/open\" is still being written; submit when it is closed"
     );
@@ -2086,15 +2105,15 @@ fn only_strict_job_needs_its_inputs_at_submission() {
 
 #[test]
 fn waiting_job_lists_awaited_files_with_suggestions() {
-    let array = Array::with(&[
+    let cluster = Cluster::with(&[
         ("/w/access.log", file(2, false)),
         ("/w/day-1", file(3, false)),
     ]);
     let tasks = r#"{ name = "a"; kernel = "max"; input = [ "acces.log", "day-2" ]; output = [ "result" ]; },
         { name = "b"; kernel = "max"; input = [ "resutl", "day-2" ]; output = [ "o" ]; }"#;
     let job = parse(&with_tasks(tasks)).unwrap();
-    let spec = resolve_in(&with_tasks(tasks), &array).unwrap();
-    let (waits, total) = awaited(&job, &spec, &array, 10);
+    let spec = resolve_in(&with_tasks(tasks), &cluster).unwrap();
+    let (waits, total) = awaited(&job, &spec, &cluster, 10);
     let waits: Vec<_> = waits
         .iter()
         .map(|one| (&*one.path, &*one.task, one.nearest.as_deref()))
@@ -2105,9 +2124,9 @@ fn waiting_job_lists_awaited_files_with_suggestions() {
         ("/w/resutl", "b", Some("/w/result")),
     ];
     assert_eq!((waits.as_slice(), total), (expected.as_slice(), 3));
-    assert_eq!(awaited(&job, &spec, &array, 1).0.len(), 1);
+    assert_eq!(awaited(&job, &spec, &cluster, 1).0.len(), 1);
     let strict = format!("strict = true; {}", with_tasks(tasks));
-    let said = resolve_in(&strict, &array).unwrap_err().to_string();
+    let said = resolve_in(&strict, &cluster).unwrap_err().to_string();
     assert!(said.contains("did you mean \"/w/access.log\"?"), "{said}");
 }
 
@@ -2208,7 +2227,7 @@ proptest! {
     #[test]
     fn resolved_job_keeps_tasks_and_origins_of_script(plan in acyclic_plan()) {
         let text = script_of(&plan);
-        let spec = resolve_in(&text, &Array::default()).unwrap();
+        let spec = resolve_in(&text, &Cluster::default()).unwrap();
         prop_assert_eq!(spec.tasks.len(), plan.len());
         let dependencies = naive_dependencies(&plan);
         for (index, task) in spec.tasks.iter().enumerate() {
@@ -2388,7 +2407,7 @@ fn task_that_no_node_can_run_is_refused_with_reason() {
     }
     let text = with_tasks("{ name = \"a\"; kernel = \"sort\"; output = [ \"p\" ]; cores = 4; }");
     let job = parse(&text).unwrap();
-    let spec = resolve_in(&text, &Array::with(&[])).unwrap();
+    let spec = resolve_in(&text, &Cluster::with(&[])).unwrap();
     assert_eq!(job.tasks[0].needs, spec.tasks[0].needs);
     assert_eq!(spec.tasks[0].programs, ["sort"]);
 }

@@ -19,7 +19,7 @@ pub struct Room {
     pub memory: bool,
     /// Whether the node belongs to the burst tier, from which files drain to other nodes: it gets new files before the others do.
     pub burst: bool,
-    /// Whether the node stores its files outside of the array: it gets new files when no other node can take them.
+    /// Whether the node stores its files outside of the cluster: it gets new files when no other node can take them.
     pub outside: bool,
 }
 
@@ -30,7 +30,7 @@ impl Room {
     }
 }
 
-/// Medium on which a node stores objects, as requested by the attribute of a folder.
+/// Medium on which a node stores objects, as requested by the attribute of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
     /// Storage that survives the node's host.
@@ -54,12 +54,12 @@ impl std::str::FromStr for Medium {
 /// Reason for which a new file can't be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
-    /// No node of the array that stores data is online.
-    #[error("the array has no storage node that is up; start one with `tidemill node`")]
+    /// No node of the cluster that stores data is online.
+    #[error("the cluster has no storage node that is up; start one with `tidemill node`")]
     NoNode,
     /// Only nodes in memory or of the burst tier are online, and the file must not be stored there.
     #[error(
-        "the nodes that are up keep what they have in memory, where files go only if their folder asks for it \
+        "the nodes that are up keep what they have in memory, where files go only if their directory asks for it \
          (user.tidemill.medium), or only until it has drained; start one that stores on a disk with `tidemill node`"
     )]
     NoStore,
@@ -69,7 +69,7 @@ pub enum PlacementError {
     )]
     BurstFull,
     /// The named node is unknown or offline.
-    #[error("node {0} is not part of the array or is down; see `tidemill status`")]
+    #[error("node {0} is not part of the cluster or is down; see `tidemill status`")]
     Unknown(NodeId),
     /// The node that could take the file is suspended.
     #[error("node {0} is suspended, and is woken now; try again in a moment")]

@@ -1,6 +1,6 @@
 //! Folding: tasks that are alike become one node of a picture, and so do the files that they read and wrote.
 //!
-//! Two nodes are alike under three conditions: they have the same distance from the sources, they have the same kernel (or folder and
+//! Two nodes are alike under three conditions: they have the same distance from the sources, they have the same kernel (or directory and
 //! extension), and their neighbours are alike. Refinement finds them: all nodes that may be alike count as alike until their neighbours
 //! differ.
 
@@ -117,11 +117,11 @@ fn distinct(colours: &[usize]) -> usize {
 fn look(graph: &Graph, vertex: Vertex) -> String {
     match vertex {
         Vertex::Version(object) => graph.version(object).map_or(String::new(), |version| {
-            let (folder, name) = version.shown_path().rsplit_once('/').unwrap_or_default();
+            let (directory, name) = version.shown_path().rsplit_once('/').unwrap_or_default();
             let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
             // A file with several readers differs from files with one reader each.
             let shared = graph.readers(object).nth(1).is_some();
-            format!("{shared} {folder} {ending}")
+            format!("{shared} {directory} {ending}")
         }),
         Vertex::Run(task) => graph.record(task).map_or(String::new(), |run| {
             format!("{} {}", run.hidden, run.kernel)

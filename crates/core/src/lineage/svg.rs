@@ -217,7 +217,7 @@ fn second(graph: &Graph, members: &[Vertex]) -> String {
     }
 }
 
-/// Returns a long name without its middle: its begin shows the folder, and its end distinguishes it from other names.
+/// Returns a long name without its middle: its begin shows the directory, and its end distinguishes it from other names.
 fn shortened(label: &str) -> String {
     let count = label.chars().count();
     if count <= LABEL_CHARS_MAX {

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
     use crate::event::Role;
 
-    fn array() -> [Candidate; 5] {
+    fn cluster() -> [Candidate; 5] {
         let host = Candidate {
             role: Role::Host,
             ..store(9)
@@ -121,14 +121,14 @@ mod tests {
             holders: 2,
             ..request()
         };
-        assert_eq!(chosen(&reduce, &array()), 9);
+        assert_eq!(chosen(&reduce, &cluster()), 9);
         assert_eq!(
             chosen(
                 &Request {
                     inputs: 2,
                     ..reduce
                 },
-                &array()
+                &cluster()
             ),
             0
         );
@@ -138,7 +138,7 @@ mod tests {
                     holders: 1,
                     ..reduce
                 },
-                &array()
+                &cluster()
             ),
             0
         );
@@ -153,7 +153,7 @@ mod tests {
         };
         let places: Vec<u32> = (1..=10)
             .rev()
-            .map(|left| chosen(&at(left), &array()))
+            .map(|left| chosen(&at(left), &cluster()))
             .collect();
         assert_eq!(places, [0, 0, 0, 0, 0, 0, 0, 0, 9, 9]);
         let one_wave = Request {
@@ -161,7 +161,7 @@ mod tests {
             wave_size: 3,
             ..request()
         };
-        assert_eq!(chosen(&one_wave, &array()), 0);
+        assert_eq!(chosen(&one_wave, &cluster()), 0);
     }
 
     #[test]
@@ -171,7 +171,7 @@ mod tests {
             holders: 2,
             ..request()
         };
-        let mut all = array();
+        let mut all = cluster();
         assert_eq!(chosen(&reduce, &all[..4]), 0);
         all[4].room = false;
         assert_eq!(chosen(&reduce, &all), 0);

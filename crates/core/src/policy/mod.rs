@@ -1,5 +1,5 @@
 //! Policies: each policy chooses the node on which a ready task runs. A policy is a pure function of the request, the view and its own
-//! small state; it sees no clock and no dispatcher. To add a policy, add a file in this folder and a row in [`by_name`].
+//! small state; it sees no clock and no dispatcher. To add a policy, add a file in this directory and a row in [`by_name`].
 //!
 //! Asking and choosing are two steps. [`Policy::place`] answers without changing anything, so that the dispatcher may look ahead and drop
 //! the answer; [`Policy::chosen`] informs the policy that its answer was carried out.
@@ -32,7 +32,7 @@ use crate::id::{JobId, NodeId, TaskId};
 use crate::score::{Standing, WeightsError};
 use std::fmt;
 
-/// Policy of an array and of a job that names none.
+/// Policy of a cluster and of a job that names none.
 pub const DEFAULT: &str = "min-wait";
 
 /// Names that [`by_name`] knows, for help texts and errors. `wa` is short for `write-amplification`; [weights](crate::score::Weights) of

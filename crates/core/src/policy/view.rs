@@ -1,6 +1,6 @@
-//! Queries of a policy about the array. Every answer leaves out nodes on which the task must not run.
+//! Queries of a policy about the cluster. Every answer leaves out nodes on which the task must not run.
 //!
-//! Most policies order nodes by few properties, so the view need not show them the whole array: it can keep nodes in those orders and
+//! Most policies order nodes by few properties, so the view need not show them the whole cluster: it can keep nodes in those orders and
 //! show the first of each.
 
 use super::Candidate;
@@ -18,7 +18,7 @@ pub enum Among {
     Open,
 }
 
-/// The array as a policy sees it: nodes that are online. Candidates are in no particular order.
+/// The cluster as a policy sees it: nodes that are online. Candidates are in no particular order.
 pub trait View: fmt::Debug {
     /// Returns storage nodes that include the minimum of certain keys. Such a key may depend arbitrarily on the held bytes first. After
     /// that it rises with the wait, with the outstanding labels per core and with the id. Each omitted node differs from a returned one
@@ -34,7 +34,7 @@ pub trait View: fmt::Debug {
     /// core and with the id.
     fn by_score(&mut self, weights: &Weights) -> &[Candidate];
 
-    /// Returns all storage nodes; the cost of this query grows with the array.
+    /// Returns all storage nodes; the cost of this query grows with the cluster.
     fn stores(&mut self) -> &[Candidate];
 
     /// Returns the number of nodes in the set.

@@ -134,7 +134,7 @@ pub struct Spec {
     pub output: String,
     /// Kernel that reduces the results of a round to one.
     pub reduce: Option<String>,
-    /// Output of maps that are reduced; by default in a hidden folder next to the output.
+    /// Output of maps that are reduced; by default in a hidden directory next to the output.
     pub parts: Option<String>,
     /// Number of files in a round, or of files that are mapped at a time.
     pub group: Option<u32>,
@@ -167,7 +167,7 @@ fn text(name: &str, text: impl Into<String>) -> Setting {
 }
 
 impl Spec {
-    /// Returns the name of the hook; without a name, this is its kernel's name without folders and extension.
+    /// Returns the name of the hook; without a name, this is its kernel's name without directories and extension.
     #[must_use]
     pub fn own_name(&self) -> String {
         if !self.name.is_empty() {
@@ -185,28 +185,28 @@ impl Spec {
         }
     }
 
-    /// Returns the rule text of the hook. The folder of the rule contains all files, or is a parent of that folder if results are stored
+    /// Returns the rule text of the hook. The directory of the rule contains all files, or is a parent of that directory if results are stored
     /// elsewhere.
     #[must_use]
     pub fn rule_text(&self) -> String {
         let below = self.pattern.trim_matches('/');
-        let folder = Pattern::new(below).map(|pattern| pattern.folder().to_owned());
-        let folder = folder.unwrap_or_default();
-        let base: Vec<&str> = components(&folder).collect();
+        let directory = Pattern::new(below).map(|pattern| pattern.directory().to_owned());
+        let directory = directory.unwrap_or_default();
+        let base: Vec<&str> = components(&directory).collect();
         let mut depth = base.len();
         for name in [Some(&self.output), self.parts.as_ref()]
             .into_iter()
             .flatten()
         {
             if name.starts_with('/') {
-                let shared = components(folder_of(name)).zip(&base);
+                let shared = components(directory_of(name)).zip(&base);
                 depth = depth.min(shared.take_while(|(one, other)| one == *other).count());
             }
         }
         // Wildcards stay as they are written, and so do names without wildcards.
         let pattern: Vec<&str> = components(below).skip(depth).collect();
         let absolute = |name: &String| match depth < base.len() && !name.starts_with('/') {
-            true => format!("/{folder}/{name}"),
+            true => format!("/{directory}/{name}"),
             false => name.clone(),
         };
         let plain = components(below)
@@ -254,20 +254,22 @@ impl Spec {
         Group { settings }.to_string()
     }
 
-    /// Converts names to the form of the command line, where they are relative to the folder that contains all files.
+    /// Converts names to the form of the command line, where they are relative to the directory that contains all files.
     fn given_in(&mut self, workdir: &str, pattern: &str) {
         let workdir = workdir.trim_end_matches('/');
         self.pattern = match pattern.starts_with('/') {
             true => pattern.to_owned(),
             false => format!("{}/{pattern}", escaped(workdir)),
         };
-        let folder = Pattern::new(pattern.trim_start_matches('/'));
-        if pattern.starts_with('/') || folder.is_ok_and(|folder| folder.folder().is_empty()) {
+        let directory = Pattern::new(pattern.trim_start_matches('/'));
+        if pattern.starts_with('/')
+            || directory.is_ok_and(|directory| directory.directory().is_empty())
+        {
             return;
         }
-        let absolute = |folder: &str, name: &mut String| {
+        let absolute = |directory: &str, name: &mut String| {
             if !name.starts_with('/') {
-                *name = format!("{folder}/{name}");
+                *name = format!("{directory}/{name}");
             }
         };
         absolute(workdir, &mut self.output);
@@ -293,8 +295,8 @@ fn components(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter(|part| !part.is_empty())
 }
 
-/// Returns the folder of a name up to its first variable.
-fn folder_of(name: &str) -> &str {
+/// Returns the directory of a name up to its first variable.
+fn directory_of(name: &str) -> &str {
     let head = name.split("${").next().unwrap_or_default();
     head.rfind('/').map_or("", |at| &head[..=at])
 }
@@ -622,7 +624,7 @@ impl Hook {
         }
         parts
             .clone()
-            .unwrap_or_else(|| format!("{}.{name}/${{batch}}", folder_of(output)))
+            .unwrap_or_else(|| format!("{}.{name}/${{batch}}", directory_of(output)))
     }
 
     /// Returns the settings of a rule with the task of the hook.

@@ -1,4 +1,4 @@
-//! Rules: a pattern, and a task to run for every version of a file that matches it (active storage, §3; the smart folders of AnalyzeThis,
+//! Rules: a pattern, and a task to run for every version of a file that matches it (active storage, §3; the smart directories of AnalyzeThis,
 //! §1).
 //!
 //! [`Rule::read`] finds all errors in a rule's text; [`Rule::script`] returns the job script that is submitted for files. Neither does any
@@ -41,9 +41,9 @@ pub const VARIABLES: [&str; 6] = ["path", "file", "name", "stem", "dir", "batch"
 pub struct Rule {
     /// Name of the rule.
     pub name: String,
-    /// Folder to which its pattern and all names are relative: absolute, without a slash at the end unless it is the root.
+    /// Directory to which its pattern and all names are relative: absolute, without a slash at the end unless it is the root.
     pub workdir: String,
-    /// Pattern of files, relative to the folder.
+    /// Pattern of files, relative to the directory.
     pub pattern: Pattern,
     /// Further conditions on files.
     pub conditions: Conditions,
@@ -139,7 +139,7 @@ impl Conditions {
 }
 
 impl Rule {
-    /// Returns the part of a path that is compared with the pattern: the path below the rule's folder.
+    /// Returns the part of a path that is compared with the pattern: the path below the rule's directory.
     #[must_use]
     pub fn below<'a>(&self, path: &'a str) -> Option<&'a str> {
         let below = path.strip_prefix(self.workdir.trim_end_matches('/'))?;
@@ -159,38 +159,38 @@ impl Rule {
         }
     }
 
-    /// Returns whether an absolute path in the array matches.
+    /// Returns whether an absolute path in the cluster matches.
     #[must_use]
     pub fn matches(&self, path: &str) -> bool {
         self.below(path)
             .is_some_and(|below| self.pattern.matches(below))
     }
 
-    /// Returns the absolute path of the folder that contains all matching files.
+    /// Returns the absolute path of the directory that contains all matching files.
     #[must_use]
-    pub fn folder(&self) -> String {
+    pub fn directory(&self) -> String {
         let workdir = self.workdir.trim_end_matches('/');
-        let folder = match self.pattern.folder() {
+        let directory = match self.pattern.directory() {
             "" => workdir.to_owned(),
-            folder => format!("{workdir}/{folder}"),
+            directory => format!("{workdir}/{directory}"),
         };
-        if folder.is_empty() {
+        if directory.is_empty() {
             "/".into()
         } else {
-            folder
+            directory
         }
     }
 
-    /// Returns whether files below an absolute folder may match.
+    /// Returns whether files below an absolute directory may match.
     #[must_use]
-    pub fn reaches(&self, folder: &str) -> bool {
-        let own = self.folder();
+    pub fn reaches(&self, directory: &str) -> bool {
+        let own = self.directory();
         let within = |above: &str, below: &str| {
             let above = above.trim_end_matches('/');
             let rest = below.strip_prefix(above);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        within(&own, folder) || within(folder, &own)
+        within(&own, directory) || within(directory, &own)
     }
 }
 
@@ -246,8 +246,8 @@ pub enum Problem {
     /// A pattern is invalid.
     #[error("pattern: {0}")]
     Pattern(String),
-    /// The pattern matches paths outside of the folder.
-    #[error("the pattern is absolute and does not begin with the folder {0:?} of \"workdir\"")]
+    /// The pattern matches paths outside of the directory.
+    #[error("the pattern is absolute and does not begin with the directory {0:?} of \"workdir\"")]
     Outside(String),
     /// The value of `when` is neither `"sealed"` nor `"growing"`.
     #[error(

@@ -8,13 +8,13 @@ pub const MAX_PATTERN_BYTES: usize = 1024;
 /// Maximum memory of a compiled pattern, in bytes.
 const COMPILED_BYTES_MAX: usize = 1 << 20;
 
-/// Compiled pattern. It matches whole paths relative to a folder, without a slash at their begin.
+/// Compiled pattern. It matches whole paths relative to a directory, without a slash at their begin.
 #[derive(Clone, Debug)]
 pub struct Pattern {
     text: String,
     regex: Regex,
-    /// Folders with which all matching paths begin, without a slash at the end.
-    folder: String,
+    /// Directories with which all matching paths begin, without a slash at the end.
+    directory: String,
 }
 
 /// Error of a pattern.
@@ -52,7 +52,7 @@ impl Pattern {
         };
         reader.all()?;
         let regex = compile(&format!("{})\\z", reader.out)).map_err(|what| wrong(0, what))?;
-        let folder = reader.folder();
+        let directory = reader.directory();
         let mut names = regex.capture_names().flatten();
         if let Some(name) = names.find(|name| super::VARIABLES.contains(name)) {
             let what = format!("a group may not be called \"{name}\": that is a name of its own");
@@ -62,7 +62,7 @@ impl Pattern {
         Ok(Self {
             text,
             regex,
-            folder,
+            directory,
         })
     }
 
@@ -72,10 +72,10 @@ impl Pattern {
         &self.text
     }
 
-    /// Returns the folders with which all matching paths begin, without a slash at the end; empty if there are none.
+    /// Returns the directories with which all matching paths begin, without a slash at the end; empty if there are none.
     #[must_use]
-    pub fn folder(&self) -> &str {
-        &self.folder
+    pub fn directory(&self) -> &str {
+        &self.directory
     }
 
     /// Returns whether a path matches.
@@ -181,7 +181,7 @@ impl Reader<'_> {
         while let Some(c) = self.peek(0) {
             let first = self.begins();
             match c {
-                '*' if self.peek(1) == Some('*') => self.folders()?,
+                '*' if self.peek(1) == Some('*') => self.directories()?,
                 '*' => {
                     self.out
                         .push_str(if first { "(?:[^/.][^/]*)?" } else { "[^/]*" });
@@ -227,14 +227,14 @@ impl Reader<'_> {
         self.is_literal = false;
     }
 
-    /// Returns the folders before the first wildcard.
-    fn folder(self) -> String {
-        let folder = self.literal.rsplit_once('/');
-        folder.map_or_else(String::new, |(folder, _)| folder.to_owned())
+    /// Returns the directories before the first wildcard.
+    fn directory(self) -> String {
+        let directory = self.literal.rsplit_once('/');
+        directory.map_or_else(String::new, |(directory, _)| directory.to_owned())
     }
 
-    /// Reads `**`: any folders, or all files below.
-    fn folders(&mut self) -> Result<(), PatternError> {
+    /// Reads `**`: any directories, or all files below.
+    fn directories(&mut self) -> Result<(), PatternError> {
         let alone = self.begins() && matches!(self.peek(2), None | Some('/'));
         if !alone {
             let what = "'**' stands alone between slashes, as in a/**/*.nc";

@@ -6,7 +6,7 @@ use super::{
     MAX_RULE_BYTES, Pattern, Problem, Rule, RuleError, RuleErrors, mime, pattern, xml,
 };
 use crate::id::{NodeId, ObjectId};
-use crate::job::{Files, FolderMap, Job, Listed, Made, Map, Mapped, Mapping, duration, size};
+use crate::job::{DirectoryMap, Files, Job, Listed, Made, Map, Mapped, Mapping, duration, size};
 use crate::layout::{Layout, Part, Selection};
 use crate::script::{self, Data, Group, Position, Setting, Value};
 use regex::Regex;
@@ -27,28 +27,32 @@ impl Rule {
         Self::read_of(file, text, None)
     }
 
-    /// Reads the rule of a folder. The folder is its `workdir`, and `name` is its name if the rule sets none.
+    /// Reads the rule of a directory. The directory is its `workdir`, and `name` is its name if the rule sets none.
     ///
     /// # Errors
     /// As [`Rule::read`], and if the rule sets a `workdir`.
-    pub fn read_of_folder(
+    pub fn read_of_directory(
         file: &str,
         text: &str,
-        folder: &str,
+        directory: &str,
         name: &str,
     ) -> Result<Self, RuleErrors> {
-        Self::read_of(file, text, Some((folder, name)))
+        Self::read_of(file, text, Some((directory, name)))
     }
 
-    fn read_of(file: &str, text: &str, folder: Option<(&str, &str)>) -> Result<Self, RuleErrors> {
+    fn read_of(
+        file: &str,
+        text: &str,
+        directory: Option<(&str, &str)>,
+    ) -> Result<Self, RuleErrors> {
         let mut reader = Reader {
             file,
             errors: Vec::new(),
         };
         let group = reader.group(text);
         let rule = group.and_then(|mut group| {
-            if let Some((folder, name)) = folder {
-                reader.of_folder(&mut group, folder, name);
+            if let Some((directory, name)) = directory {
+                reader.of_directory(&mut group, directory, name);
             }
             let (hook, group) = reader.hook(group)?;
             let rule = reader.rule(&group)?;
@@ -73,7 +77,7 @@ impl Rule {
     }
 }
 
-/// An array in which every file exists and is complete.
+/// A cluster in which every file exists and is complete.
 #[derive(Debug)]
 struct Sample;
 
@@ -101,7 +105,7 @@ impl Files for Sample {
         })
     }
 
-    fn mapped_folder(&self, _: &str, _: &Mapping<'_>) -> Result<Option<FolderMap>, String> {
+    fn mapped_directory(&self, _: &str, _: &Mapping<'_>) -> Result<Option<DirectoryMap>, String> {
         Ok(None)
     }
 
@@ -137,13 +141,13 @@ impl Reader<'_> {
         found.map_err(|(at, problem)| self.error(at, problem)).ok()
     }
 
-    /// Adds settings that the rule of a folder does not set itself.
-    fn of_folder(&mut self, group: &mut Group, folder: &str, name: &str) {
+    /// Adds settings that the rule of a directory does not set itself.
+    fn of_directory(&mut self, group: &mut Group, directory: &str, name: &str) {
         if let Some(given) = group.get("workdir") {
-            let advice = "the folder that has the attribute is its folder: leave it out";
-            self.unknown(given.at, "the rule of a folder", "workdir", advice);
+            let advice = "the directory that has the attribute is its directory: leave it out";
+            self.unknown(given.at, "the rule of a directory", "workdir", advice);
         }
-        for (setting, text) in [("workdir", folder), ("name", name)] {
+        for (setting, text) in [("workdir", directory), ("name", name)] {
             if group.get(setting).is_none() {
                 let (at, data) = (Position::START, Data::Text(text.to_owned()));
                 let (name, value) = (setting.to_owned(), Value { data, at });
@@ -294,7 +298,8 @@ impl Reader<'_> {
 
     fn workdir(&mut self, group: &Group) -> Option<String> {
         if group.get("workdir").is_none() {
-            let what = "the folder that all names are relative to, as in workdir = \"/climate\";";
+            let what =
+                "the directory that all names are relative to, as in workdir = \"/climate\";";
             self.missing("workdir", what);
         }
         let (workdir, at) = self.text(group, "workdir")?;

@@ -127,7 +127,7 @@ fn rule_error_names_place_and_reason() {
         (
             r"run-(?<n>\d+)/*.nc",
             "/other/*",
-            "does not begin with the folder",
+            "does not begin with the directory",
         ),
         (
             "${n}",
@@ -249,8 +249,8 @@ fn refused_xml(text: &str) -> String {
 }
 
 #[test]
-fn rule_reaches_only_folders_that_may_hold_matches() {
-    let pattern = |text: &str| Pattern::new(text).unwrap().folder().to_owned();
+fn rule_reaches_only_directories_that_may_hold_matches() {
+    let pattern = |text: &str| Pattern::new(text).unwrap().directory().to_owned();
     assert_eq!(pattern("a/b/*.nc"), "a/b");
     assert_eq!(pattern("a/b.nc"), "a");
     assert_eq!(pattern("a/b*/c/d"), "a");
@@ -260,15 +260,15 @@ fn rule_reaches_only_folders_that_may_hold_matches() {
         &RULE.replace("run-(?<n>\\d+)/*.nc", "a/(?<n>x)/*"),
     )
     .unwrap();
-    assert_eq!(rule.folder(), "/climate/a");
-    for (folder, reached) in [
+    assert_eq!(rule.directory(), "/climate/a");
+    for (directory, reached) in [
         ("/", true),
         ("/climate", true),
         ("/climate/a/x", true),
         ("/climate/ab", false),
         ("/other", false),
     ] {
-        assert_eq!(rule.reaches(folder), reached, "{folder}");
+        assert_eq!(rule.reaches(directory), reached, "{directory}");
     }
 }
 
@@ -329,8 +329,8 @@ fn means(pattern: &[char], path: &[char], begins: bool) -> bool {
             let mut starts = std::iter::once(0).chain(slashes.map(|(at, _)| at + 1));
             starts.any(|at| {
                 let before: String = path[..at].iter().collect();
-                let folders = before.strip_suffix('/').unwrap_or(&before);
-                (at == 0 || !folders.split('/').any(hidden)) && means(after, &path[at..], true)
+                let directories = before.strip_suffix('/').unwrap_or(&before);
+                (at == 0 || !directories.split('/').any(hidden)) && means(after, &path[at..], true)
             })
         }
         '*' => {
@@ -360,9 +360,9 @@ proptest! {
         let slow: Vec<char> = text.chars().collect();
         let chars: Vec<char> = path.chars().collect();
         prop_assert_eq!(pattern.matches(&path), means(&slow, &chars, true), "{} {}", text, path);
-        if pattern.matches(&path) && !pattern.folder().is_empty() {
-            let folder = format!("{}/", pattern.folder());
-            prop_assert!(path.starts_with(&folder));
+        if pattern.matches(&path) && !pattern.directory().is_empty() {
+            let directory = format!("{}/", pattern.directory());
+            prop_assert!(path.starts_with(&directory));
         }
     }
 
@@ -388,24 +388,24 @@ proptest! {
 }
 
 #[test]
-fn folder_rule_has_folder_as_workdir_and_default_name() {
+fn directory_rule_has_directory_as_workdir_and_default_name() {
     let text =
         "pattern = \"*.nc\"; task = { kernel = \"wordcount\"; output = [ \"${stem}.txt\" ]; };";
-    let rule = Rule::read_of_folder("a", text, "/raw", "folder-7").unwrap();
+    let rule = Rule::read_of_directory("a", text, "/raw", "directory-7").unwrap();
     assert_eq!(
         (rule.name.as_str(), rule.workdir.as_str()),
-        ("folder-7", "/raw")
+        ("directory-7", "/raw")
     );
     assert!(rule.matches("/raw/a.nc") && !rule.matches("/other/a.nc"));
     let named = format!("name = \"own\"; {text}");
-    let rule = Rule::read_of_folder("a", &named, "/", "folder-1").unwrap();
+    let rule = Rule::read_of_directory("a", &named, "/", "directory-1").unwrap();
     assert_eq!((rule.name.as_str(), rule.matches("/a.nc")), ("own", true));
     let elsewhere = format!("workdir = \"/x\"; {text}");
-    let errors = Rule::read_of_folder("a", &elsewhere, "/raw", "folder-7").unwrap_err();
+    let errors = Rule::read_of_directory("a", &elsewhere, "/raw", "directory-7").unwrap_err();
     assert!(
         errors
             .to_string()
-            .starts_with("a:1:1: the rule of a folder has no setting \"workdir\""),
+            .starts_with("a:1:1: the rule of a directory has no setting \"workdir\""),
         "{errors}"
     );
 }
@@ -432,7 +432,7 @@ fn growing_rule_task_runs_on_node_of_its_file() {
 }
 
 /// The number of rules is the largest that is allowed, and each seal looks at all of them. One rule matches: the rule
-/// of the folder above the file.
+/// of the directory above the file.
 #[test]
 fn one_of_thousand_rules_matches() {
     let rule = |number: usize| {

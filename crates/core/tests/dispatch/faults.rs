@@ -1,7 +1,7 @@
-//! Property tests of the dispatcher: random jobs on a random array under crashes, restarts, cancelled jobs, failing kernels, and messages
-//! that are lost, repeated and reordered. After every event all of the dispatcher's invariants are checked (see `array::World::on`).
+//! Property tests of the dispatcher: random jobs on a random cluster under crashes, restarts, cancelled jobs, failing kernels, and messages
+//! that are lost, repeated and reordered. After every event all of the dispatcher's invariants are checked (see `cluster::World::on`).
 
-use crate::array::{self, Dice, Faults, World, job, task};
+use crate::cluster::{self, Dice, Faults, World, job, task};
 use proptest::test_runner::{Config as Cases, RngAlgorithm, TestRng, TestRunner};
 use tidemill_core::dispatch::Config;
 use tidemill_core::event::{
@@ -51,8 +51,8 @@ const ALL: Faults = Faults {
     ..CRASHING
 };
 
-fn array(dice: &mut Dice) -> Vec<(u32, Role, u32)> {
-    // Some arrays are so large that the dispatcher does not examine every node.
+fn cluster(dice: &mut Dice) -> Vec<(u32, Role, u32)> {
+    // Some clusters are so large that the dispatcher does not examine every node.
     let stores = if dice.chance(25) {
         17 + dice.roll(8) as u32
     } else {
@@ -128,7 +128,7 @@ fn components(world: &mut World, first: u64, stores: u64, tasks: &mut Vec<TaskSp
         let mut component = task(first + part, "a", vec![file]);
         component.share = Share::Component;
         component.inputs[0].selection = Selection::part(part as u32);
-        component.outputs[0].name = array::PART.to_owned();
+        component.outputs[0].name = cluster::PART.to_owned();
         component.outputs[0].part = true;
         makers.push(Origin::Task(component.task, 0));
         tasks.push(component);
@@ -144,13 +144,13 @@ fn components(world: &mut World, first: u64, stores: u64, tasks: &mut Vec<TaskSp
 fn want(dice: &mut Dice, spec: &mut TaskSpec) {
     match dice.roll(10) {
         0 => spec.needs.cores = 0,
-        1 => spec.needs.memory_bytes = 1 + dice.roll(array::MEMORY_BYTES),
+        1 => spec.needs.memory_bytes = 1 + dice.roll(cluster::MEMORY_BYTES),
         2 => {
-            let gpus = 1 + dice.roll(array::GPUS_MAX);
+            let gpus = 1 + dice.roll(cluster::GPUS_MAX);
             spec.needs.named.insert("gpu".to_owned(), gpus);
         }
         3 => {
-            let kernel = Kernel::Program(array::PROGRAM.to_owned());
+            let kernel = Kernel::Program(cluster::PROGRAM.to_owned());
             spec.programs = kernel.programs();
             spec.kernel = kernel;
         }
@@ -173,7 +173,7 @@ fn origin(world: &mut World, job: u64, number: u64, stores: u64) -> Origin {
 /// Runs random jobs to their end and returns all actions.
 fn run(seed: u64, faults: Faults, steps: u64) -> World {
     let mut dice = Dice(seed);
-    let machines = array(&mut dice);
+    let machines = cluster(&mut dice);
     let stores = machines
         .iter()
         .filter(|(_, role, _)| *role == Role::Store)
@@ -304,7 +304,7 @@ fn events_with_unknown_ids_are_ignored() {
         node: NodeId(0),
         label,
     });
-    let outcome = array::failed(tidemill_core::label::FailureKind::Timeout);
+    let outcome = cluster::failed(tidemill_core::label::FailureKind::Timeout);
     world.on(Event::Finished {
         node: NodeId(0),
         label,

@@ -3,6 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 #![expect(clippy::cast_possible_truncation, reason = "small random numbers")]
 
-mod array;
+mod cluster;
 mod faults;
 mod scenarios;

@@ -1,6 +1,6 @@
 //! Scenarios of the dispatcher: each test checks its behaviour for one kind of job, node or event.
 
-use crate::array::{Dice, World, failed, job, task, view};
+use crate::cluster::{Dice, World, failed, job, task, view};
 use crate::faults::QUIET;
 use std::collections::BTreeMap;
 use tidemill_core::dispatch::{
@@ -14,8 +14,8 @@ use tidemill_core::layout::{Layout, Part, Selection, Striped};
 use tidemill_core::object::Placed;
 use tidemill_core::time::Span;
 
-/// Returns an array of storage nodes 0.. with one core each, all online.
-fn array(nodes: u32) -> World {
+/// Returns a cluster of storage nodes 0.. with one core each, all online.
+fn cluster(nodes: u32) -> World {
     let machines: Vec<_> = (0..nodes).map(|id| (id, Role::Store, 1)).collect();
     with_machines(&machines)
 }
@@ -149,7 +149,7 @@ fn publishes(task: u64) -> impl Fn(&Action) -> bool {
 
 #[test]
 fn chain_is_sent_to_its_data_as_one_mini_dag() {
-    let mut world = array(3);
+    let mut world = cluster(3);
     let raw = world.file(NodeId(2), 1 << 20);
     let chain = vec![
         task(1, "a", vec![Origin::File(raw)]),
@@ -221,7 +221,7 @@ fn fed_task_runs_on_node_of_its_feeder() {
 
 #[test]
 fn task_with_inputs_on_two_nodes_waits_for_both() {
-    let mut world = array(2);
+    let mut world = cluster(2);
     let (left, right) = (
         world.file(NodeId(0), 1 << 30),
         world.file(NodeId(1), 1 << 30),
@@ -244,7 +244,7 @@ fn task_with_inputs_on_two_nodes_waits_for_both() {
 
 #[test]
 fn failed_dependency_cancels_task_and_others_continue() {
-    let mut world = array(1);
+    let mut world = cluster(1);
     let tasks = vec![
         task(1, "a", vec![]),
         task(2, "b", vec![from(1)]),
@@ -264,7 +264,7 @@ fn failed_dependency_cancels_task_and_others_continue() {
 
 #[test]
 fn retryable_failure_is_retried_with_new_ids_up_to_limit() {
-    let mut world = array(1);
+    let mut world = cluster(1);
     world.submit(job(1, "min-wait", vec![task(1, "a", vec![])]));
     let mut labels = std::collections::BTreeSet::new();
     for tries in 1..=3 {
@@ -282,7 +282,7 @@ fn retryable_failure_is_retried_with_new_ids_up_to_limit() {
 
 #[test]
 fn retry_avoids_failing_device() {
-    let mut world = array(2);
+    let mut world = cluster(2);
     let raw = world.file(NodeId(0), 1 << 30);
     world.submit(job(
         1,
@@ -296,7 +296,7 @@ fn retry_avoids_failing_device() {
 
 #[test]
 fn awaited_file_starts_its_task() {
-    let mut world = array(1);
+    let mut world = cluster(1);
     world.submit(job(
         1,
         "min-wait",
@@ -333,7 +333,7 @@ fn awaited_file_starts_its_task() {
 
 #[test]
 fn work_of_lost_node_is_rescheduled_if_inputs_are_up() {
-    let mut world = array(2);
+    let mut world = cluster(2);
     let raw = world.file(NodeId(1), 10);
     let mut pinned_by_policy = task(1, "a", vec![Origin::File(raw)]);
     pinned_by_policy.retries = 0;
@@ -363,7 +363,7 @@ fn work_of_lost_node_is_rescheduled_if_inputs_are_up() {
 
 #[test]
 fn work_waits_if_its_only_input_is_on_a_lost_node() {
-    let mut world = array(2);
+    let mut world = cluster(2);
     let raw = world.file(NodeId(0), 10);
     world.submit(job(
         1,
@@ -387,7 +387,7 @@ fn work_waits_if_its_only_input_is_on_a_lost_node() {
 
 #[test]
 fn errand_is_resent_until_its_node_has_done_it() {
-    let mut world = array(2);
+    let mut world = cluster(2);
     let node = NodeId(1);
     let remove = |object| Operation::Remove {
         objects: vec![ObjectId(object)],
@@ -453,7 +453,7 @@ fn node_gets_many_small_copies_or_few_large_ones() {
         (COPY_LABELS_BYTES_MAX / 16, 16),
         (COPY_LABELS_BYTES_MAX, COPY_LABELS_MIN),
     ] {
-        let mut world = array(2);
+        let mut world = cluster(2);
         let node = NodeId(1);
         let copy = |object| Operation::Copy {
             from: Input {
@@ -488,7 +488,7 @@ fn node_gets_many_small_copies_or_few_large_ones() {
         }));
         assert_eq!(world.wanted(node).len(), expected + 1);
         // Labels that were under way before a restart count.
-        let mut again = array(2);
+        let mut again = cluster(2);
         for label in sent {
             again.on(Event::ErrandSent {
                 node,
@@ -503,7 +503,7 @@ fn node_gets_many_small_copies_or_few_large_ones() {
 
 /// t1 reads a file on node 1 and runs on node 0 (pinned), t2 follows on node 1.
 fn with_intermediate_on_node_0(reader_node: u32) -> World {
-    let mut world = array(2);
+    let mut world = cluster(2);
     let raw = world.file(NodeId(1), 10);
     let gate = task(9, "gate", vec![Origin::Awaited]);
     let maker = task(1, "a", vec![Origin::File(raw)]);
@@ -632,7 +632,7 @@ fn lost_intermediate_is_read_from_copy_not_recomputed() {
 
 #[test]
 fn waiting_task_continues_when_its_input_is_copied() {
-    let mut world = array(2);
+    let mut world = cluster(2);
     let raw = world.file(NodeId(0), 10);
     world.lose(0);
     let reader = task(1, "a", vec![Origin::File(raw)]);
@@ -657,7 +657,7 @@ fn waiting_task_continues_when_its_input_is_copied() {
 
 #[test]
 fn no_task_is_placed_on_a_draining_node() {
-    let mut world = array(2);
+    let mut world = cluster(2);
     let emptied = |emptied| Event::Emptied {
         node: NodeId(0),
         emptied,
@@ -693,7 +693,7 @@ fn no_task_is_placed_on_a_draining_node() {
 
 #[test]
 fn every_copy_counts_as_local() {
-    let mut world = array(3);
+    let mut world = cluster(3);
     let raw = world.file(NodeId(0), 1 << 30);
     world.on(Event::Copied {
         object: raw.object,
@@ -749,7 +749,7 @@ fn sent_selection(world: &World, id: u64) -> (u32, Selection) {
 
 #[test]
 fn task_of_a_part_runs_at_its_part_and_needs_no_other() {
-    let mut world = array(3);
+    let mut world = cluster(3);
     let raw = striped(&mut world, &[(0, 1 << 30), (1, 1 << 30), (2, 1 << 30)]);
     for (id, part) in [(1, 2), (2, 0), (3, 1)] {
         let of_part = selecting(id, raw, &Selection::part(part));
@@ -786,7 +786,7 @@ fn task_of_a_part_runs_at_its_part_and_needs_no_other() {
 
 #[test]
 fn only_selected_bytes_count_for_locality() {
-    let mut world = array(3);
+    let mut world = cluster(3);
     // Node 0 holds most of the file, and nodes 1 and 2 hold all of the selection.
     let raw = striped(&mut world, &[(0, 1 << 30), (1, UNIT), (2, UNIT)]);
     let few = Selection::ranges(None, &[UNIT..UNIT + 10, 2 * UNIT..3 * UNIT]).unwrap();
@@ -816,7 +816,7 @@ fn only_selected_bytes_count_for_locality() {
 
 #[test]
 fn striped_file_counts_by_part_on_each_node() {
-    let mut world = array(3);
+    let mut world = cluster(3);
     let raw = striped(&mut world, &[(0, 1 << 30), (1, 3 << 30), (2, 2 << 30)]);
     let reader = task(1, "a", vec![Origin::File(raw)]);
     world.submit(job(1, "input-locality", vec![reader]));
@@ -835,7 +835,7 @@ fn striped_file_counts_by_part_on_each_node() {
 
 #[test]
 fn lost_part_is_read_from_copy() {
-    let mut world = array(3);
+    let mut world = cluster(3);
     let raw = striped(&mut world, &[(0, 1 << 20), (1, 1 << 20)]);
     world.lose(1);
     let reader = task(1, "a", vec![Origin::File(raw)]);
@@ -885,7 +885,7 @@ fn intermediate_that_cannot_be_recomputed_is_awaited() {
 
 #[test]
 fn task_that_crashes_nodes_repeatedly_fails() {
-    let mut world = array(1);
+    let mut world = cluster(1);
     world.submit(job(1, "min-wait", vec![task(1, "a", vec![])]));
     for _ in 0..=LOSSES_MAX {
         assert_eq!(world.states(1), [TaskState::Sent]);
@@ -899,7 +899,7 @@ fn task_that_crashes_nodes_repeatedly_fails() {
 
 #[test]
 fn pinned_task_waits_for_its_node() {
-    let mut world = array(1);
+    let mut world = cluster(1);
     let mut pinned = task(1, "a", vec![]);
     pinned.node = Some(NodeId(7));
     world.submit(job(1, "min-wait", vec![pinned, task(2, "a", vec![])]));
@@ -916,7 +916,7 @@ fn pinned_task_waits_for_its_node() {
 
 #[test]
 fn queue_of_node_is_bounded_and_rest_placed_late() {
-    let mut world = array(2);
+    let mut world = cluster(2);
     let raw = world.file(NodeId(0), 1 << 40);
     let tasks = (1..=100)
         .map(|id| task(id, "a", vec![Origin::File(raw)]))
@@ -932,7 +932,7 @@ fn queue_of_node_is_bounded_and_rest_placed_late() {
 
 #[test]
 fn short_tasks_fill_queue_further_up_to_a_limit() {
-    let mut world = array(1);
+    let mut world = cluster(1);
     let tasks = (1..=1000).map(|id| task(id, "blink", vec![])).collect();
     world.submit(job(1, "min-wait", tasks));
     let mut most = 0;
@@ -953,7 +953,7 @@ fn short_tasks_fill_queue_further_up_to_a_limit() {
 
 #[test]
 fn node_load_includes_tasks_waiting_for_queue_space() {
-    let mut world = array(1);
+    let mut world = cluster(1);
     let loads = |world: &World| world.dispatcher.loads(world.now).collect::<Vec<_>>();
     assert_eq!(
         (loads(&world)[0].queued, loads(&world)[0].left),
@@ -974,7 +974,7 @@ fn node_load_includes_tasks_waiting_for_queue_space() {
 
 #[test]
 fn idle_node_gets_tasks_waiting_for_a_full_one() {
-    let mut world = array(1);
+    let mut world = cluster(1);
     let tasks = (1..=20).map(|id| task(id, "a", vec![])).collect();
     world.submit(job(1, "min-wait", tasks));
     world.gain(1);
@@ -995,7 +995,7 @@ fn idle_node_gets_tasks_waiting_for_a_full_one() {
 
 #[test]
 fn cancelled_job_aborts_labels_and_discards_late_results() {
-    let mut world = array(1);
+    let mut world = cluster(1);
     world.submit(job(
         1,
         "min-wait",
@@ -1066,7 +1066,7 @@ fn hybrid_sends_unaligned_rest_of_wave_to_host() {
 
 #[test]
 fn explanation_lists_every_node_with_its_cost() {
-    let mut world = array(2);
+    let mut world = cluster(2);
     let raw = world.file(NodeId(1), 125_000_000);
     world.submit(job(
         1,
@@ -1092,7 +1092,7 @@ fn explanation_lists_every_node_with_its_cost() {
 
 #[test]
 fn learned_run_times_decide_placement_of_next_tasks() {
-    let mut world = array(2);
+    let mut world = cluster(2);
     let raw = world.file(NodeId(0), 1_000_000);
     let tasks = (1..=4)
         .map(|id| task(id, "slow", vec![Origin::File(raw)]))
@@ -1114,7 +1114,7 @@ fn learned_run_times_decide_placement_of_next_tasks() {
 
 #[test]
 fn unknown_kernels_spread_after_their_shared_dependency() {
-    let mut world = array(4);
+    let mut world = cluster(4);
     let raw = world.file(NodeId(0), 1_000_000);
     let mut tasks = vec![task(1, "index", vec![Origin::File(raw)])];
     tasks.extend((2..=4).map(|id| task(id, "sleep", vec![from(1)])));
@@ -1129,7 +1129,7 @@ fn unknown_kernels_spread_after_their_shared_dependency() {
 
 /// Sends five tasks to node 0, which runs the first, before node 1 connects and is idle.
 fn queue_beside_an_idle_node(policy: &str) -> World {
-    let mut world = array(2);
+    let mut world = cluster(2);
     world.lose(1);
     let large = world.file(NodeId(0), 1_000_000_000);
     let tasks = (11..=15).map(|id| task(id, "slow", vec![Origin::File(large)]));
@@ -1219,7 +1219,7 @@ fn recall_respects_placement_by_input_locality() {
 
 #[test]
 fn pulled_input_counts_as_local_until_node_restarts() {
-    let mut world = array(2);
+    let mut world = cluster(2);
     let raw = world.file(NodeId(0), 1_000_000);
     let costs = |world: &World, id: u64| -> Vec<u64> {
         let mut decisions = world.log.iter().filter_map(|action| match action {
@@ -1251,7 +1251,7 @@ fn pulled_input_counts_as_local_until_node_restarts() {
 
 #[test]
 fn jobs_are_served_in_order_of_their_ids() {
-    let mut world = array(1);
+    let mut world = cluster(1);
     world.submit(job(
         2,
         "min-wait",
@@ -1269,7 +1269,7 @@ fn jobs_are_served_in_order_of_their_ids() {
 
 #[test]
 fn task_is_sent_only_to_node_that_has_its_program() {
-    let mut world = array(2);
+    let mut world = cluster(2);
     let mut spec = task(1, "none", vec![]);
     spec.kernel = Kernel::Program("tool".to_owned());
     spec.programs = spec.kernel.programs();

@@ -44,7 +44,8 @@ pub(super) fn nodes(reader: &mut Reader<'_>) -> Result<Vec<(String, Node)>> {
             found.push((path.into(), Node::Group(attributes(said.as_ref()))));
         } else if path.is_empty() {
             let why =
-                "neither zarr.json nor .zgroup nor .zarray is there: this folder is no Zarr".into();
+                "neither zarr.json nor .zgroup nor .zarray is there: this directory is no Zarr"
+                    .into();
             return Err(Error::Metadata {
                 file: ".zgroup".into(),
                 why,

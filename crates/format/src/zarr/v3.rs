@@ -1,4 +1,4 @@
-//! Version 3: `zarr.json` in each folder, or all of them in that of the root.
+//! Version 3: `zarr.json` in each directory, or all of them in that of the root.
 
 use serde_json::{Map, Value as Json};
 

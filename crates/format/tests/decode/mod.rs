@@ -12,7 +12,7 @@ fn bytes_of(span: &Span, store: Store<'_>) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(span.size).unwrap()];
     match (store, &span.file) {
         (Store::File(file), None) => file.read_at(span.offset, &mut bytes).unwrap(),
-        (Store::Folder(_), None) => {
+        (Store::Directory(_), None) => {
             // All bytes are in the zip file, whose name only the tests know.
             let zip = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/three.zarr.zip");
             std::fs::File::open(zip)
@@ -20,8 +20,8 @@ fn bytes_of(span: &Span, store: Store<'_>) -> Vec<u8> {
                 .read_at(span.offset, &mut bytes)
                 .unwrap();
         }
-        (Store::Folder(folder), Some(path)) => {
-            folder.read_at(path, span.offset, &mut bytes).unwrap()
+        (Store::Directory(directory), Some(path)) => {
+            directory.read_at(path, span.offset, &mut bytes).unwrap()
         }
         _ => panic!("{span:?}"),
     }

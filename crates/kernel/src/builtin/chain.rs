@@ -215,7 +215,7 @@ impl Sink for Gathering {
         let mut inputs = named_inputs(&link.name, &link.args);
         inputs.push(link.spool.to_string_lossy().into_owned());
         let run = run_builtin(&link.name, &link.args, &inputs, &mut next);
-        // If this fails, the cleanup of the private folder removes the file.
+        // If this fails, the cleanup of the private directory removes the file.
         let _ = std::fs::remove_file(&link.spool);
         run.map_err(|error| link.failed(error))?;
         next.finish()

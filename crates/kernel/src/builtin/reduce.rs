@@ -130,7 +130,7 @@ fn reduce(options: &Options, inputs: &[String], out: &mut dyn Write) -> Result<(
     let wrong = |error| BuiltinError::Reduce(Box::new(error));
     let form = Form::of(&format!(".{}", text("to"))).map_err(wrong)?;
     let files = sources(inputs).into_iter().map(|source| match source {
-        Source::Zarr(folder) => Ok((folder.to_owned(), Opened::Folder(folder.into()))),
+        Source::Zarr(directory) => Ok((directory.to_owned(), Opened::Directory(directory.into()))),
         Source::File(name) => Ok((name.to_owned(), Opened::File(open(name)?))),
     });
     let files: Vec<(String, Opened)> = files.collect::<Result<_, BuiltinError>>()?;
@@ -198,11 +198,11 @@ enum Source<'a> {
     Zarr(&'a str),
 }
 
-/// Returns the sources. The topmost folder that contains metadata of a Zarr array is one source with all its contents.
+/// Returns the sources. The topmost directory that contains metadata of a Zarr array is one source with all its contents.
 fn sources(inputs: &[String]) -> Vec<Source<'_>> {
     let metadata = inputs.iter().filter_map(|input| input.rsplit_once('/'));
     let metadata = metadata.filter(|(_, name)| METADATA.contains(name));
-    let folders: BTreeSet<&str> = metadata.map(|(folder, _)| folder).collect();
+    let directories: BTreeSet<&str> = metadata.map(|(directory, _)| directory).collect();
     let ends = |path: &str| {
         path.match_indices('/')
             .map(|(end, _)| end)
@@ -212,8 +212,11 @@ fn sources(inputs: &[String]) -> Vec<Source<'_>> {
     let mut known = BTreeSet::new();
     for input in inputs {
         let above = ends(input).into_iter().map(|end| &input[..end]);
-        match above.into_iter().find(|folder| folders.contains(folder)) {
-            Some(folder) if known.insert(folder) => all.push(Source::Zarr(folder)),
+        match above
+            .into_iter()
+            .find(|directory| directories.contains(directory))
+        {
+            Some(directory) if known.insert(directory) => all.push(Source::Zarr(directory)),
             Some(_) => {}
             None => all.push(Source::File(input)),
         }
@@ -258,8 +261,8 @@ mod tests {
         );
     }
 
-    fn files_below(folder: &Path, found: &mut Vec<String>) {
-        for entry in std::fs::read_dir(folder).unwrap() {
+    fn files_below(directory: &Path, found: &mut Vec<String>) {
+        for entry in std::fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             match path.is_dir() {
                 true => files_below(&path, found),
@@ -270,7 +273,7 @@ mod tests {
 
     /// The largest value of each row, as zarr-python reads the rows. Some chunks of the Zarr were never written.
     #[test]
-    fn zarr_folder_is_reduced() {
+    fn zarr_directory_is_reduced() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/fixtures");
         let told = std::fs::read(fixtures.join("three.zarr.json")).unwrap();
         let told: serde_json::Value = serde_json::from_slice(&told).unwrap();

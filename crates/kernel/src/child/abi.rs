@@ -138,7 +138,7 @@ pub(super) fn map(name: &str) -> Result<Mapped, NativeError> {
     })
 }
 
-/// Creates the outputs; opens those that are folders, in which the kernel creates files by itself.
+/// Creates the outputs; opens those that are directories, in which the kernel creates files by itself.
 pub(super) fn create(outputs: &[String]) -> Result<Vec<File>, NativeError> {
     let create = |name: &String| {
         let opened = if name.ends_with('/') {

@@ -136,7 +136,7 @@ pub(crate) fn arguments(
     let inputs: Vec<_> = run
         .inputs
         .iter()
-        .filter(|input| !is_code(&input.path) && !is_code(&run.folder.join(&input.name)))
+        .filter(|input| !is_code(&input.path) && !is_code(&run.directory.join(&input.name)))
         .map(|input| input.name.clone())
         .collect();
     let outputs: Vec<_> = run

@@ -25,8 +25,8 @@ pub(super) fn is_pipe(name: &str) -> bool {
 pub(super) fn gathered(name: &str) -> io::Result<Mapped> {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let folder: PathBuf = [RESERVED, TEMPORARY].iter().collect();
-    let path = folder.join(format!("gathered-{number}"));
+    let directory: PathBuf = [RESERVED, TEMPORARY].iter().collect();
+    let path = directory.join(format!("gathered-{number}"));
     let mut options = File::options();
     let mut file = options
         .read(true)

@@ -75,8 +75,8 @@ fn input(names: &[String]) -> Result<File, NativeError> {
     if let [name] = names {
         return File::open(name).map_err(|source| error(name, source));
     }
-    let folder = std::env::temp_dir();
-    let mut all = tempfile(&folder).map_err(|source| error("the inputs together", source))?;
+    let directory = std::env::temp_dir();
+    let mut all = tempfile(&directory).map_err(|source| error("the inputs together", source))?;
     for name in names {
         let copied = File::open(name).and_then(|mut file| io::copy(&mut file, &mut all));
         copied.map_err(|source| error(name, source))?;
@@ -87,8 +87,8 @@ fn input(names: &[String]) -> Result<File, NativeError> {
 }
 
 /// Returns a file without a name.
-fn tempfile(folder: &std::path::Path) -> io::Result<File> {
-    let path = folder.join("inputs");
+fn tempfile(directory: &std::path::Path) -> io::Result<File> {
+    let path = directory.join("inputs");
     let mut options = File::options();
     let file = options
         .read(true)

@@ -22,14 +22,14 @@ use crate::reducing::Piece as Stored;
 /// Number of bytes of a coordinate that are read at once.
 const COORDINATE_PIECE: u64 = 4 << 20;
 
-/// Reads the header of a file; a zip file is a folder from then on.
+/// Reads the header of a file; a zip file is a directory from then on.
 ///
 /// # Errors
 /// If the file has no known format.
 pub fn header(name: &str, store: Store<'_>) -> Result<Header> {
     let header = match store {
         Store::File(bytes) => tidemill_format::read(bytes),
-        Store::Folder(folder) => tidemill_format::zarr::read(folder),
+        Store::Directory(directory) => tidemill_format::zarr::read(directory),
     };
     header.map_err(|source| Error::of(name, source))
 }
@@ -83,27 +83,27 @@ pub(super) fn found(
     }
 }
 
-/// Input of a reduction: a file, or a folder with a Zarr array.
+/// Input of a reduction: a file, or a directory with a Zarr array.
 #[derive(Debug)]
 pub enum Opened {
     /// A file.
     File(File),
-    /// A folder.
-    Folder(PathBuf),
+    /// A directory.
+    Directory(PathBuf),
 }
 
 impl Opened {
     fn store(&self) -> Store<'_> {
         match self {
             Self::File(file) => Store::File(file),
-            Self::Folder(folder) => Store::Folder(folder),
+            Self::Directory(directory) => Store::Directory(directory),
         }
     }
 
     fn file(&self) -> Option<&File> {
         match self {
             Self::File(file) => Some(file),
-            Self::Folder(_) => None,
+            Self::Directory(_) => None,
         }
     }
 }
@@ -133,7 +133,7 @@ pub fn with_files<T>(
         header: &headers[place],
         store: zips[place]
             .as_ref()
-            .map_or_else(|| files[place].1.store(), |zip| Store::Folder(zip)),
+            .map_or_else(|| files[place].1.store(), |zip| Store::Directory(zip)),
         bytes: files[place].1.file().map(|file| file as &dyn Bytes),
     };
     let inputs: Vec<Input<'_>> = (0..files.len()).map(input).collect();
@@ -238,7 +238,7 @@ fn read(input: Input<'_>, span: &Span, into: &mut Vec<u8>) -> Result<()> {
     }
     into.resize(as_usize(span.size), 0);
     let read = match (input.store, &span.file, input.bytes) {
-        (Store::Folder(folder), Some(file), _) => folder.read_at(file, span.offset, into),
+        (Store::Directory(directory), Some(file), _) => directory.read_at(file, span.offset, into),
         (_, _, Some(bytes)) => bytes.read_at(span.offset, into),
         _ => Err(std::io::ErrorKind::NotFound.into()),
     };

@@ -29,7 +29,7 @@ pub struct Input<'a> {
     pub header: &'a Header,
     /// Source of its coordinates.
     pub store: Store<'a>,
-    /// The one file that contains all bytes, if it is no folder.
+    /// The one file that contains all bytes, if it is no directory.
     pub bytes: Option<&'a dyn Bytes>,
 }
 

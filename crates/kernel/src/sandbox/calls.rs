@@ -356,7 +356,7 @@ impl Filters {
     /// Returns the filter of one kernel.
     ///
     /// Changes of attributes are not refused but seem to succeed without effect: many programs copy modes and times and fail if they
-    /// cannot, and an array keeps neither of outputs.
+    /// cannot, and a cluster keeps neither of outputs.
     pub(crate) fn of(&self, kind: Kind) -> &BpfProgram {
         let filters = if kind.owns_files {
             &self.owner

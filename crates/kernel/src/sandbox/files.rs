@@ -1,4 +1,4 @@
-//! File access of kernels: the private folder, the system's programs and libraries, and the files that the run names. A kernel cannot
+//! File access of kernels: the private directory, the system's programs and libraries, and the files that the run names. A kernel cannot
 //! open, list or make any other file.
 
 use std::io;
@@ -13,7 +13,7 @@ use crate::error::SpawnError;
 /// Newest version of Landlock's interface that this crate uses; on older systems, missing rights are left out.
 const VERSION: ABI = ABI::V6;
 
-/// Files and folders of the host that every kernel may read and execute. Missing ones are skipped. `/etc` is not open as a whole because
+/// Files and directories of the host that every kernel may read and execute. Missing ones are skipped. `/etc` is not open as a whole because
 /// a kernel that runs as root could read secrets there.
 pub const SYSTEM_PATHS: &[&str] = &[
     "/usr",
@@ -118,7 +118,7 @@ impl SystemRules {
     /// Returns the ruleset of one run; `None` if Landlock is missing.
     pub(crate) fn ruleset<'a>(
         &self,
-        folder: &OwnedFd,
+        directory: &OwnedFd,
         readable: impl Iterator<Item = BorrowedFd<'a>>,
         has_peers: bool,
     ) -> Result<Option<OwnedFd>, SpawnError> {
@@ -144,7 +144,7 @@ impl SystemRules {
             add(file, access)?;
         }
         let all = AccessFs::from_all(VERSION) & AccessFs::from_all(self.version);
-        add(folder.as_fd(), all.bits())?;
+        add(directory.as_fd(), all.bits())?;
         Ok(Some(ruleset))
     }
 }
@@ -179,7 +179,7 @@ fn read() -> BitFlags<AccessFs> {
     AccessFs::from_read(VERSION)
 }
 
-/// Returns Landlock's bits for reading a file and listing a folder, for the rule that only the new process can add: its own folder of
+/// Returns Landlock's bits for reading a file and listing a directory, for the rule that only the new process can add: its own directory of
 /// `/proc`.
 pub(crate) fn read_bits() -> u64 {
     (AccessFs::ReadFile | AccessFs::ReadDir).bits()
@@ -190,8 +190,8 @@ pub(crate) fn open_path(path: &Path) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Opens a folder as the object of a rule, if its path contains no link.
-pub(crate) fn open_folder_path(path: &Path) -> rustix::io::Result<OwnedFd> {
+/// Opens a directory as the object of a rule, if its path contains no link.
+pub(crate) fn open_directory_path(path: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let through = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     rustix::fs::openat2(CWD, path, flags, Mode::empty(), through)

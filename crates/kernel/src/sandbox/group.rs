@@ -61,7 +61,7 @@ pub struct Together {
 pub(crate) struct ControlGroup {
     name: String,
     doors: Vec<OwnedFd>,
-    folders: Vec<PathBuf>,
+    directories: Vec<PathBuf>,
     /// Parent of the groups that limit the memory of single runs.
     memory: Option<(PathBuf, Version)>,
     /// Parent of the groups that limit their processor time; with version 2 it is the same.
@@ -79,23 +79,24 @@ impl ControlGroup {
     pub(crate) fn make(together: &Together) -> io::Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo")?;
         let own = fs::read_to_string("/proc/self/cgroup")?;
-        let unified = folder(&mounts, &own, None).filter(|folder| offers(folder, CONTROLLERS[0]));
+        let unified =
+            directory(&mounts, &own, None).filter(|directory| offers(directory, CONTROLLERS[0]));
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("{NAME}{}-{number}", std::process::id());
         let mut group = Self {
             name,
             doors: Vec::new(),
-            folders: Vec::new(),
+            directories: Vec::new(),
             memory: None,
             cpu: None,
             next: AtomicU64::new(0),
             events: None,
         };
-        if let Some(folder) = unified {
-            vacate(&folder)?;
-            group.add(&folder, &CONTROLLERS, together, Version::Two)?;
-            let own = folder.join(&group.name);
+        if let Some(directory) = unified {
+            vacate(&directory)?;
+            group.add(&directory, &CONTROLLERS, together, Version::Two)?;
+            let own = directory.join(&group.name);
             let switch = own.join("cgroup.subtree_control");
             if offers(&own, CPU) && fs::write(switch, format!("+{CPU}")).is_ok() {
                 yield_to_others(&own, together, Version::Two);
@@ -104,11 +105,11 @@ impl ControlGroup {
             return Ok(group);
         }
         for controller in CONTROLLERS {
-            if let Some(folder) = folder(&mounts, &own, Some(controller)) {
-                group.add(&folder, &[controller], together, Version::One)?;
+            if let Some(directory) = directory(&mounts, &own, Some(controller)) {
+                group.add(&directory, &[controller], together, Version::One)?;
             }
         }
-        if let Some(below) = folder(&mounts, &own, Some(CPU))
+        if let Some(below) = directory(&mounts, &own, Some(CPU))
             && let Err(error) = group.add_cpu(&below, together)
         {
             tracing::info!(%error, "kernels are not held to the cores that tasks ask for");
@@ -128,11 +129,11 @@ impl ControlGroup {
         version: Version,
     ) -> io::Result<()> {
         remove_old(below);
-        let folder = below.join(&self.name);
-        let number = |path: &str| folder.join(path);
-        match fs::create_dir(&folder) {
+        let directory = below.join(&self.name);
+        let number = |path: &str| directory.join(path);
+        match fs::create_dir(&directory) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => self.folders.push(folder.clone()),
+            _ => self.directories.push(directory.clone()),
         }
         for controller in controllers {
             let (file, value) = match (*controller, version) {
@@ -149,11 +150,11 @@ impl ControlGroup {
             }
         }
         let inner = match version {
-            Version::One => folder,
+            Version::One => directory,
             // With version 2, a group contains either processes or groups.
             Version::Two => {
-                fs::write(folder.join("cgroup.subtree_control"), "+memory")?;
-                let all = folder.join(ALL);
+                fs::write(directory.join("cgroup.subtree_control"), "+memory")?;
+                let all = directory.join(ALL);
                 fs::create_dir_all(&all)?;
                 all
             }
@@ -168,13 +169,13 @@ impl ControlGroup {
     /// Makes the group for the processor time, of version 1; runs enter only its subgroups.
     fn add_cpu(&mut self, below: &Path, together: &Together) -> io::Result<()> {
         remove_old(below);
-        let folder = below.join(&self.name);
-        match fs::create_dir(&folder) {
+        let directory = below.join(&self.name);
+        match fs::create_dir(&directory) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => self.folders.push(folder.clone()),
+            _ => self.directories.push(directory.clone()),
         }
-        yield_to_others(&folder, together, Version::One);
-        self.cpu = Some((folder, Version::One));
+        yield_to_others(&directory, together, Version::One);
+        self.cpu = Some((directory, Version::One));
         Ok(())
     }
 
@@ -190,48 +191,48 @@ impl ControlGroup {
     pub(crate) fn room(&self, memory_bytes: u64, cpu_percent: Option<u32>) -> io::Result<Room> {
         let (within, version) = self.memory.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let folder = within.join(format!("{ROOM}{number}"));
-        fs::create_dir(&folder)?;
+        let directory = within.join(format!("{ROOM}{number}"));
+        fs::create_dir(&directory)?;
         let limit = memory_bytes.saturating_add(ROOM_BYTES);
         let (most, swap) = match version {
             Version::One => ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
             Version::Two => ("memory.max", "memory.swap.max"),
         };
         let mut room = Room {
-            door: door(&folder)?,
-            folder: folder.clone(),
+            door: door(&directory)?,
+            directory: directory.clone(),
             cpu: None,
             version: *version,
             limit,
             moves: AtomicU32::new(0),
         };
         if let Some(percent) = cpu_percent {
-            room.cpu = self.cpu_room(&folder, percent).unwrap_or_else(|error| {
+            room.cpu = self.cpu_room(&directory, percent).unwrap_or_else(|error| {
                 tracing::debug!(%error, "a kernel is not held to the cores that its task asks for");
                 None
             });
         }
-        fs::write(folder.join(most), limit.to_string())?;
+        fs::write(directory.join(most), limit.to_string())?;
         let with_swap = match version {
             Version::One => limit,
             Version::Two => 0,
         };
         // Not all systems count swap space.
-        let _ = fs::write(folder.join(swap), with_swap.to_string());
+        let _ = fs::write(directory.join(swap), with_swap.to_string());
         Ok(room)
     }
 
-    /// Limits the processor time of one run's group: the group `folder` with version 2, or a group of its own.
-    fn cpu_room(&self, folder: &Path, percent: u32) -> io::Result<Option<(PathBuf, OwnedFd)>> {
+    /// Limits the processor time of one run's group: the group `directory` with version 2, or a group of its own.
+    fn cpu_room(&self, directory: &Path, percent: u32) -> io::Result<Option<(PathBuf, OwnedFd)>> {
         let quota_us = (u64::from(percent.max(1)) * PERIOD_US / 100).to_string();
         match &self.cpu {
             None => Ok(None),
             Some((_, Version::Two)) => {
-                fs::write(folder.join("cpu.max"), format!("{quota_us} {PERIOD_US}"))?;
+                fs::write(directory.join("cpu.max"), format!("{quota_us} {PERIOD_US}"))?;
                 Ok(None)
             }
             Some((within, Version::One)) => {
-                let own = within.join(folder.file_name().unwrap_or_default());
+                let own = within.join(directory.file_name().unwrap_or_default());
                 fs::create_dir(&own)?;
                 let made =
                     fs::write(own.join("cpu.cfs_quota_us"), quota_us).and_then(|()| door(&own));
@@ -267,9 +268,9 @@ pub(crate) fn number_after(text: &str, name: &str) -> u64 {
     number.unwrap_or(0)
 }
 
-fn door(folder: &Path) -> io::Result<OwnedFd> {
+fn door(directory: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-    let path = folder.join("cgroup.procs");
+    let path = directory.join("cgroup.procs");
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
@@ -285,7 +286,7 @@ pub(crate) enum Full {
 /// Group of one run. It is removed when this value is dropped; the run must have ended.
 #[derive(Debug)]
 pub(crate) struct Room {
-    folder: PathBuf,
+    directory: PathBuf,
     /// Separate group for its processor time, if there is one.
     cpu: Option<(PathBuf, OwnedFd)>,
     version: Version,
@@ -311,7 +312,7 @@ impl Room {
 
     /// Returns which group was full, if the system ended a process of this group for memory.
     pub(crate) fn ended(&self) -> Option<Full> {
-        let read = |name: &str| fs::read_to_string(self.folder.join(name)).unwrap_or_default();
+        let read = |name: &str| fs::read_to_string(self.directory.join(name)).unwrap_or_default();
         match self.version {
             Version::One => {
                 let most = number_after(&read("memory.max_usage_in_bytes"), "");
@@ -330,9 +331,9 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        let cpu = self.cpu.as_ref().map(|(folder, _)| folder);
-        for folder in std::iter::once(&self.folder).chain(cpu) {
-            if let Err(error) = fs::remove_dir(folder) {
+        let cpu = self.cpu.as_ref().map(|(directory, _)| directory);
+        for directory in std::iter::once(&self.directory).chain(cpu) {
+            if let Err(error) = fs::remove_dir(directory) {
                 tracing::debug!(%error, "a run's control group is left to that of all");
             }
         }
@@ -340,20 +341,20 @@ impl Drop for Room {
 }
 
 /// Removes a group without processes, with its subgroups.
-fn remove(folder: &Path) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+fn remove(directory: &Path) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             let _ = fs::remove_dir(entry.path());
         }
     }
-    let _ = fs::remove_dir(folder);
+    let _ = fs::remove_dir(directory);
 }
 
 impl Drop for ControlGroup {
     fn drop(&mut self) {
-        for folder in &self.folders {
+        for directory in &self.directories {
             // If the last process of a group has not quite ended, the next maker of a group removes it.
-            remove(folder);
+            remove(directory);
         }
     }
 }
@@ -364,8 +365,8 @@ enum Version {
     Two,
 }
 
-/// Returns the folder of this process's group in the hierarchy of a controller, or in that of version 2.
-fn folder(mounts: &str, own: &str, controller: Option<&str>) -> Option<PathBuf> {
+/// Returns the directory of this process's group in the hierarchy of a controller, or in that of version 2.
+fn directory(mounts: &str, own: &str, controller: Option<&str>) -> Option<PathBuf> {
     let has = |list: &str, name: &str| list.split(',').any(|known| known == name);
     let path = own.lines().find_map(|line| {
         let (_, rest) = line.split_once(':')?;
@@ -398,15 +399,15 @@ pub fn memory_limit() -> Option<u64> {
         (Some("memory"), "memory.limit_in_bytes"),
     ];
     let limits = versions.into_iter().filter_map(|(controller, file)| {
-        let folder = folder(&mounts, &own, controller)?;
-        least(&folder, file)
+        let directory = directory(&mounts, &own, controller)?;
+        least(&directory, file)
     });
     limits.min()
 }
 
 /// Returns the smallest number in this file of a group and its parents.
-fn least(folder: &Path, file: &str) -> Option<u64> {
-    let numbers = folder.ancestors().filter_map(|group| {
+fn least(directory: &Path, file: &str) -> Option<u64> {
+    let numbers = directory.ancestors().filter_map(|group| {
         let text = fs::read_to_string(group.join(file)).ok()?;
         text.trim().parse().ok()
     });
@@ -414,8 +415,8 @@ fn least(folder: &Path, file: &str) -> Option<u64> {
 }
 
 /// Gives a group only idle processor time, if the settings say so.
-fn yield_to_others(folder: &Path, together: &Together, version: Version) {
-    if !together.idle || fs::write(folder.join("cpu.idle"), "1").is_ok() {
+fn yield_to_others(directory: &Path, together: &Together, version: Version) {
+    if !together.idle || fs::write(directory.join("cpu.idle"), "1").is_ok() {
         return;
     }
     // Older systems get the smallest possible share.
@@ -423,41 +424,41 @@ fn yield_to_others(folder: &Path, together: &Together, version: Version) {
         Version::One => ("cpu.shares", "2"),
         Version::Two => ("cpu.weight", "1"),
     };
-    let _ = fs::write(folder.join(file), least);
+    let _ = fs::write(directory.join(file), least);
 }
 
-fn offers(folder: &Path, controller: &str) -> bool {
-    let offered = fs::read_to_string(folder.join("cgroup.controllers")).unwrap_or_default();
+fn offers(directory: &Path, controller: &str) -> bool {
+    let offered = fs::read_to_string(directory.join("cgroup.controllers")).unwrap_or_default();
     offered
         .split_ascii_whitespace()
         .any(|name| name == controller)
 }
 
 /// Enables the controllers for groups below this one, of version 2: this process leaves the group if it is its only process.
-fn vacate(folder: &Path) -> io::Result<()> {
-    let switch = folder.join("cgroup.subtree_control");
+fn vacate(directory: &Path) -> io::Result<()> {
+    let switch = directory.join("cgroup.subtree_control");
     let wanted: Vec<String> = CONTROLLERS
         .iter()
         .chain([&CPU])
-        .filter(|name| offers(folder, name))
+        .filter(|name| offers(directory, name))
         .map(|name| format!("+{name}"))
         .collect();
     let wanted = wanted.join(" ");
     // The root group may contain processes.
-    if !folder.join("cgroup.type").exists() {
+    if !directory.join("cgroup.type").exists() {
         return fs::write(switch, wanted);
     }
-    if !is_delegated(folder) {
+    if !is_delegated(directory) {
         let what = "this process's control group is not its own (systemd: Delegate=yes)";
         return Err(io::Error::other(what));
     }
     let own = std::process::id().to_string();
-    let there = fs::read_to_string(folder.join("cgroup.procs"))?;
+    let there = fs::read_to_string(directory.join("cgroup.procs"))?;
     if there.trim() != own {
         let what = "this process shares its control group with others";
         return Err(io::Error::other(what));
     }
-    let inner = folder.join(SERVICE);
+    let inner = directory.join(SERVICE);
     if let Err(error) = fs::create_dir(&inner)
         && error.kind() != io::ErrorKind::AlreadyExists
     {
@@ -466,16 +467,16 @@ fn vacate(folder: &Path) -> io::Result<()> {
     fs::write(inner.join("cgroup.procs"), &own)?;
     fs::write(switch, wanted).inspect_err(|_| {
         // This restores the previous state; a failure here changes nothing that matters.
-        let _ = fs::write(folder.join("cgroup.procs"), &own);
+        let _ = fs::write(directory.join("cgroup.procs"), &own);
         let _ = fs::remove_dir(&inner);
     })
 }
 
 /// Returns whether a group was delegated to the processes in it. Without systemd no other program manages the group.
-fn is_delegated(folder: &Path) -> bool {
+fn is_delegated(directory: &Path) -> bool {
     let says = |name: &&str| {
         let mut value = [0];
-        rustix::fs::getxattr(folder, *name, &mut value).is_ok_and(|length| length == 1)
+        rustix::fs::getxattr(directory, *name, &mut value).is_ok_and(|length| length == 1)
             && value == *b"1"
     };
     let marks = ["trusted.delegate", "user.delegate"];
@@ -510,7 +511,7 @@ mod tests {
 
     #[test]
     fn own_cgroup_is_found_in_each_hierarchy() {
-        let found = |controller| folder(MOUNTS, OWN, controller);
+        let found = |controller| directory(MOUNTS, OWN, controller);
         assert_eq!(
             found(Some("memory")),
             Some("/sys/fs/cgroup/memory/inner".into())
@@ -525,18 +526,18 @@ mod tests {
         );
         assert_eq!(found(Some("pids")), None);
         // A part of the hierarchy without this process is mounted.
-        assert_eq!(folder(MOUNTS, "4:memory:/other", Some("memory")), None);
+        assert_eq!(directory(MOUNTS, "4:memory:/other", Some("memory")), None);
     }
 
     #[test]
     fn memory_is_bounded_by_smallest_cgroup_limit() {
-        let folder = tempfile::tempdir().unwrap();
-        let inner = folder.path().join("container/service");
+        let directory = tempfile::tempdir().unwrap();
+        let inner = directory.path().join("container/service");
         fs::create_dir_all(&inner).unwrap();
         let limit = |group: &Path, text: &str| fs::write(group.join("memory.max"), text).unwrap();
         limit(&inner, "max\n");
         assert_eq!(least(&inner, "memory.max"), None);
-        limit(folder.path(), "8589934592\n");
+        limit(directory.path(), "8589934592\n");
         limit(inner.parent().unwrap(), "2147483648\n");
         assert_eq!(least(&inner, "memory.max"), Some(2 << 30));
         assert_eq!(least(&inner, "memory.limit_in_bytes"), None);

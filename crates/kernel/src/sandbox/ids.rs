@@ -1,8 +1,8 @@
 //! User numbers of kernels: they run as users that no process outside of the sandbox has.
 //!
 //! A kernel must not reach other processes of its owner: a process with the same user may inspect it, stop it, take its descriptors and
-//! enter its folder. So if the node runs as root, the kernels of user `n` run as user [`KERNELS_FROM`]` + n`, which also owns their
-//! folders. Within the sandbox's user namespace the number is `n` again. Files that neither a kernel nor its owner may change belong to
+//! enter its directory. So if the node runs as root, the kernels of user `n` run as user [`KERNELS_FROM`]` + n`, which also owns their
+//! directories. Within the sandbox's user namespace the number is `n` again. Files that neither a kernel nor its owner may change belong to
 //! the last user that the system knows, which is neither of both.
 
 use std::io;

@@ -59,8 +59,8 @@ impl Namespaces {
     }
 
     fn open(pid: Pid) -> io::Result<Self> {
-        let folder = of(pid).join("ns");
-        let open = |kind: &str| File::open(folder.join(kind)).map(OwnedFd::from);
+        let directory = of(pid).join("ns");
+        let open = |kind: &str| File::open(directory.join(kind)).map(OwnedFd::from);
         let [user, net, ipc] = KINDS.map(open);
         Ok(Self {
             open: [user?, net?, ipc?],
@@ -107,7 +107,7 @@ fn fork(flags: libc::c_int, child: impl FnOnce() -> i32) -> io::Result<Pid> {
 
 /// Sets the numbers of users within the namespace.
 fn map(pid: Pid, ids: Ids) -> io::Result<()> {
-    let folder = of(pid);
+    let directory = of(pid);
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
     let kernels = || format!("0 {KERNELS_FROM} {KERNELS}");
     let (users, groups) = match ids {
@@ -116,13 +116,13 @@ fn map(pid: Pid, ids: Ids) -> io::Result<()> {
             (same("/proc/self/uid_map")?, same("/proc/self/gid_map")?)
         }
         Ids::OfOwners => {
-            fs::write(folder.join("setgroups"), "deny")?;
+            fs::write(directory.join("setgroups"), "deny")?;
             let own = |id: u32| format!("{id} {id} 1");
             (own(uid.as_raw()), own(gid.as_raw()))
         }
     };
-    fs::write(folder.join("uid_map"), users)?;
-    fs::write(folder.join("gid_map"), groups)
+    fs::write(directory.join("uid_map"), users)?;
+    fs::write(directory.join("gid_map"), groups)
 }
 
 /// Returns a map in which all users that this process knows keep their numbers.

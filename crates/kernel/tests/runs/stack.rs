@@ -31,7 +31,7 @@ fn stack(place: &Place, stages: Vec<Stage>) -> Run {
 }
 
 fn result(prepared: &Prepared) -> String {
-    let path = prepared.run().folder.join("result");
+    let path = prepared.run().directory.join("result");
     String::from_utf8(fs::read(path).unwrap()).unwrap()
 }
 
@@ -199,7 +199,7 @@ fn input_named_by_later_stage_is_not_data() {
         assert!(exit.success(), "{}", exit.stderr.text());
         fs::remove_file(object).unwrap();
         fs::remove_file(key).unwrap();
-        fs::read(prepared.run().folder.join("result")).unwrap()
+        fs::read(prepared.run().directory.join("result")).unwrap()
     };
     let packing = ["sort", "zstd"].map(|name| builtin(name, &[]));
     let packing = [&packing[..], &[builtin("encrypt", &["key=key"])]].concat();
@@ -244,7 +244,7 @@ fn stored_programs_with_same_name_do_not_collide() {
     assert!(exit.success(), "{}", exit.stderr.text());
     assert_eq!(result(&prepared), "one\ntwo\nthree\n");
     assert!(
-        !Path::new(&prepared.run().folder)
+        !Path::new(&prepared.run().directory)
             .join(".tidemill/tmp/stage-1.in")
             .exists()
     );

@@ -44,8 +44,8 @@ impl Fold<'_> {
         run.part = part;
         run.outputs.push("out".into());
         for (number, bytes) in inputs.iter().enumerate() {
-            let folder = run.folder.file_name().unwrap().to_str().unwrap();
-            let path = self.place.object(&format!("{folder}-{number}"), bytes);
+            let directory = run.directory.file_name().unwrap().to_str().unwrap();
+            let path = self.place.object(&format!("{directory}-{number}"), bytes);
             run.inputs.push(RunInput {
                 name: format!("in-{number}"),
                 path,
@@ -54,7 +54,7 @@ impl Fold<'_> {
         let prepared = self.launcher.prepare(run).unwrap();
         let exit = self.launcher.spawn(&prepared).unwrap().wait().unwrap();
         assert!(exit.success(), "{part:?}: {}", exit.stderr.text());
-        fs::read(prepared.run().folder.join("out")).unwrap()
+        fs::read(prepared.run().directory.join("out")).unwrap()
     }
 
     pub(crate) fn whole(&self, inputs: &[Vec<u8>]) -> Vec<u8> {

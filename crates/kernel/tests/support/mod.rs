@@ -1,4 +1,4 @@
-//! Environment of tests with real processes: a folder like a node's, and runs in it.
+//! Environment of tests with real processes: a directory like a node's, and runs in it.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -45,25 +45,25 @@ pub(crate) fn skip_without_root() -> bool {
     !is_root()
 }
 
-/// Folder of a node with objects and private folders.
+/// Directory of a node with objects and private directories.
 pub(crate) struct Place {
-    pub(crate) folder: TempDir,
+    pub(crate) directory: TempDir,
     runs: std::cell::Cell<u32>,
 }
 
 impl Place {
     pub(crate) fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        // Users must reach their private folders through it.
-        fs::set_permissions(folder.path(), Permissions::from_mode(0o711)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        // Users must reach their private directories through it.
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o711)).unwrap();
         Self {
-            folder,
+            directory,
             runs: std::cell::Cell::new(0),
         }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
     /// Makes a sealed object; if this process is root, the object belongs to the store's user.

@@ -1,32 +1,32 @@
-//! A place where labels are published and carried out without an array.
+//! A place where labels are published and carried out without a cluster.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use tidemill_label::{App, Intent, Settings, agent};
 
-/// A folder that contains a folder for files and one for logs.
+/// A directory that contains a directory for files and one for logs.
 pub(crate) struct Place {
-    pub(crate) folder: tempfile::TempDir,
+    pub(crate) directory: tempfile::TempDir,
 }
 
 impl Place {
     pub(crate) fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        fs::create_dir(folder.path().join("files")).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir(directory.path().join("files")).unwrap();
         fs::DirBuilder::new()
             .mode(0o700)
-            .create(folder.path().join("logs"))
+            .create(directory.path().join("logs"))
             .unwrap();
-        Self { folder }
+        Self { directory }
     }
 
     pub(crate) fn logs(&self) -> PathBuf {
-        self.folder.path().join("logs")
+        self.directory.path().join("logs")
     }
 
     pub(crate) fn files(&self) -> PathBuf {
-        self.folder.path().join("files")
+        self.directory.path().join("files")
     }
 
     pub(crate) fn start_agent(&self) {
@@ -41,7 +41,7 @@ impl Place {
     pub(crate) fn app_for(&self, capacity: u64, intent: Intent) -> App {
         let settings = Settings {
             mount: Some(self.files()),
-            folder: Some(self.logs()),
+            directory: Some(self.logs()),
             capacity,
             intent,
             no_agent: true,

@@ -63,9 +63,9 @@ pub(crate) struct Caller {
 pub(crate) struct Place {
     /// `https://host:port`, or `http://` without TLS.
     pub(crate) url: Arc<str>,
-    /// Folder of the node, if object files can be opened in place.
-    pub(crate) folder: Option<PathBuf>,
-    /// Owner of the folder, if not this process's user: new files there get this owner.
+    /// Directory of the node, if object files can be opened in place.
+    pub(crate) directory: Option<PathBuf>,
+    /// Owner of the directory, if not this process's user: new files there get this owner.
     pub(crate) owner: Option<(u32, u32)>,
     pub(crate) up: bool,
     /// Whether the node stores objects in memory. Where it counts room, its file system does not limit that memory.
@@ -93,7 +93,7 @@ pub(crate) struct Backend {
     released: Mutex<Option<Vec<v1::Release>>>,
     /// Number of times that each version with several writers is open here.
     together: Mutex<HashMap<u64, usize>>,
-    /// Whether programs of users without trust get descriptors of object files for writing.
+    /// Whether programs of users without an administrator's rights get descriptors of object files for writing.
     lends: AtomicBool,
 }
 
@@ -126,7 +126,7 @@ impl Backend {
         }
     }
 
-    /// Declares that programs of users without trust get descriptors of object files, and may keep them after they reported a close. So
+    /// Declares that programs of users without an administrator's rights get descriptors of object files, and may keep them after they reported a close. So
     /// this process opens such files for reading only, and their nodes seal a copy wherever the system cannot tell that no writer is
     /// left.
     pub(crate) fn set_lends(&self) {
@@ -482,14 +482,15 @@ impl Backend {
 
     /// Whether a node's objects are opened in place.
     pub(crate) fn is_here(&self, node: u32) -> bool {
-        self.known(node).is_some_and(|place| place.folder.is_some())
+        self.known(node)
+            .is_some_and(|place| place.directory.is_some())
     }
 
     /// Returns the node of this host, if there are any, on which this mount writes its parts of files with several writers.
     pub(crate) fn near(&self) -> Option<u32> {
         let nodes = self.nodes.lock();
         let here = nodes.places.iter();
-        let here = here.filter(|(_, place)| place.up && place.folder.is_some() && !place.memory);
+        let here = here.filter(|(_, place)| place.up && place.directory.is_some() && !place.memory);
         let mut here: Vec<u32> = here.map(|(&node, _)| node).collect();
         here.sort_unstable();
         let turn = usize::try_from(self.session()).unwrap_or(0);
@@ -510,13 +511,13 @@ impl Backend {
             });
         }
         let places = nodes.places.iter();
-        let here = places.filter(|(_, place)| place.up && place.folder.is_some());
+        let here = places.filter(|(_, place)| place.up && place.directory.is_some());
         here.map(|(&node, _)| node).collect()
     }
 
     fn known(&self, node: u32) -> Option<Place> {
         let known = self.nodes.lock().places.get(&node).cloned();
-        known.filter(|place| !place.stale && (place.up || place.folder.is_some()))
+        known.filter(|place| !place.stale && (place.up || place.directory.is_some()))
     }
 
     /// Returns the last known address of a node: a server that has just started may not know the node yet.
@@ -562,15 +563,15 @@ impl Backend {
         self.known(node).ok_or(down)
     }
 
-    /// Returns the folder of a node, if the node is on this host and objects are opened in place.
-    pub(crate) fn folder(&self, node: u32, pace: Pace) -> Result<Option<PathBuf>, Error> {
+    /// Returns the directory of a node, if the node is on this host and objects are opened in place.
+    pub(crate) fn directory(&self, node: u32, pace: Pace) -> Result<Option<PathBuf>, Error> {
         if let Some(place) = self.known(node) {
-            return Ok(place.folder);
+            return Ok(place.directory);
         }
         pace.wait()?;
         let found = self.look(node, Some(patience::deadline()));
         match self.runtime.block_on(found) {
-            Ok(place) => Ok(place.folder),
+            Ok(place) => Ok(place.directory),
             Err(ClientError::NodeDown(_)) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -602,13 +603,13 @@ impl Backend {
         let status = self.in_time(until, self.server.status()).await?;
         let host = tidemill_client::host::id();
         let places = status.nodes.into_iter().map(|node| {
-            let folder = (self.in_place && node.host == host)
-                .then(|| usable(Path::new(&node.folder)))
+            let directory = (self.in_place && node.host == host)
+                .then(|| usable(Path::new(&node.directory)))
                 .flatten();
             let place = Place {
                 url: node.url.into(),
-                owner: folder.as_deref().and_then(foreign_owner),
-                folder,
+                owner: directory.as_deref().and_then(foreign_owner),
+                directory,
                 up: node.up,
                 memory: node.medium == "memory",
                 counts_room: node.counts_room,
@@ -631,21 +632,21 @@ fn single(request: &v1::NameRequest) -> Option<&Op> {
     }
 }
 
-/// Returns a node's folder, if objects can be written there.
-fn usable(folder: &Path) -> Option<PathBuf> {
+/// Returns a node's directory, if objects can be written there.
+fn usable(directory: &Path) -> Option<PathBuf> {
     use rustix::fs::{Access, access};
-    let objects = folder.join("objects");
+    let objects = directory.join("objects");
     access(
         &objects,
         Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK,
     )
     .ok()?;
-    Some(folder.to_owned())
+    Some(directory.to_owned())
 }
 
-/// Returns the folder's owner, unless that is the user of this process.
-fn foreign_owner(folder: &Path) -> Option<(u32, u32)> {
-    let stat = rustix::fs::stat(folder).ok()?;
+/// Returns the directory's owner, unless that is the user of this process.
+fn foreign_owner(directory: &Path) -> Option<(u32, u32)> {
+    let stat = rustix::fs::stat(directory).ok()?;
     (stat.st_uid != rustix::process::geteuid().as_raw()).then_some((stat.st_uid, stat.st_gid))
 }
 

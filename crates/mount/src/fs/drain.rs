@@ -1,4 +1,4 @@
-//! Folders whose `fsync` waits until the files below them have drained from the burst tier. It only asks the server (next: `server/src`).
+//! Directories whose `fsync` waits until the files below them have drained from the burst tier. It only asks the server (next: `server/src`).
 
 use super::backend::credentials;
 use super::{Caller, Fs, patience};
@@ -14,23 +14,23 @@ const DRAIN_PAUSE: Duration = Duration::from_millis(100);
 const DRAIN_PAUSE_MAX: Duration = Duration::from_secs(10);
 
 impl Fs {
-    /// Makes all acknowledged changes survive power loss. If the folder asks for it, also waits until the files below it have drained from
+    /// Makes all acknowledged changes survive power loss. If the directory asks for it, also waits until the files below it have drained from
     /// the burst tier.
-    pub(crate) fn sync_folder(&self, caller: Caller, ino: u64) -> Result<(), Error> {
+    pub(crate) fn sync_directory(&self, caller: Caller, ino: u64) -> Result<(), Error> {
         let ops = vec![Op::Drains(v1::Drains { ino })];
         let answers = self.backend.apply(caller, ops, true)?;
         match answers.into_iter().next() {
             Some(Answer::Bytes(bytes)) if bytes.value == b"drained" => self.drained(caller, ino),
-            // A folder that the caller cannot reach any more has no files to wait for.
+            // A directory that the caller cannot reach any more has no files to wait for.
             _ => Ok(()),
         }
     }
 
-    /// Waits until all files that were closed below a folder have drained.
+    /// Waits until all files that were closed below a directory have drained.
     fn drained(&self, caller: Caller, ino: u64) -> Result<(), Error> {
         let mut request = v1::StageRequest {
             credentials: Some(credentials(caller)),
-            folder: ino,
+            directory: ino,
             ..v1::StageRequest::default()
         };
         let server = &self.backend.server;
@@ -57,7 +57,7 @@ impl Fs {
             } else if patience::now() >= end {
                 tracing::warn!(
                     ino,
-                    "a folder can't be synced: {} files in the burst tier don't drain",
+                    "a directory can't be synced: {} files in the burst tier don't drain",
                     staged.objects
                 );
                 return Err(Errno::IO.into());

@@ -41,7 +41,7 @@ impl Slot {
 /// All cached entries. Times are those of one clock that never runs backwards.
 #[derive(Debug)]
 pub(crate) struct Entries {
-    folders: HashMap<u64, Folder>,
+    contents: HashMap<u64, Content>,
     /// Names of inodes, as far as they were seen.
     paths: HashMap<u64, Vec<(u64, Vec<u8>)>>,
     /// Time of the last change of the names of each slot.
@@ -53,7 +53,7 @@ pub(crate) struct Entries {
 }
 
 #[derive(Debug, Default)]
-struct Folder {
+struct Content {
     entries: HashMap<Vec<u8>, Entry>,
     /// Whether a name that is missing from `entries` does not exist.
     complete: bool,
@@ -84,7 +84,7 @@ impl Default for Entries {
 impl Entries {
     fn with_slots(slots: usize) -> Self {
         Self {
-            folders: HashMap::new(),
+            contents: HashMap::new(),
             paths: HashMap::new(),
             names: vec![0; slots],
             directories: vec![0; slots],
@@ -105,13 +105,13 @@ impl Entries {
 
     /// Returns the cached value of a name.
     pub(crate) fn known(&self, directory: u64, name: &[u8]) -> Known {
-        let Some(folder) = self.folders.get(&directory) else {
+        let Some(content) = self.contents.get(&directory) else {
             return Known::Unsure;
         };
-        match folder.entries.get(name) {
+        match content.entries.get(name) {
             Some(entry) if entry.sure => Known::Is(entry.ino),
             Some(_) => Known::Unsure,
-            None if folder.complete => Known::Nothing,
+            None if content.complete => Known::Nothing,
             None => Known::Unsure,
         }
     }
@@ -130,9 +130,9 @@ impl Entries {
         if !self.changed_since(Slot::of(directory, name), asked) {
             self.set(directory, name, Known::Nothing);
         }
-        let folder = self.folders.entry(directory).or_default();
-        folder.missed = folder.missed.saturating_add(1);
-        folder.missed
+        let content = self.contents.entry(directory).or_default();
+        content.missed = content.missed.saturating_add(1);
+        content.missed
     }
 
     /// Ends a change from here that was requested at `asked`, with the new value of the name. Returns whether that value can be cached.
@@ -174,8 +174,8 @@ impl Entries {
                 (false, true) => Entry::UNSURE,
                 (false, false) => continue,
             };
-            let folder = self.folders.entry(directory).or_default();
-            match folder.entries.entry(name.to_vec()) {
+            let content = self.contents.entry(directory).or_default();
+            match content.entries.entry(name.to_vec()) {
                 Place::Vacant(place) => {
                     place.insert(entry);
                 }
@@ -188,10 +188,10 @@ impl Entries {
                 Place::Occupied(_) => {}
             }
         }
-        let folder = self.folders.entry(directory).or_default();
-        folder.complete |= complete;
+        let content = self.contents.entry(directory).or_default();
+        content.complete |= complete;
         if complete {
-            folder.missed = 0;
+            content.missed = 0;
         }
     }
 
@@ -203,7 +203,7 @@ impl Entries {
     /// Whether the cache knows of every name whether the directory has it.
     #[cfg(test)]
     fn is_complete(&self, directory: u64) -> bool {
-        self.folders.get(&directory).is_some_and(|f| f.complete)
+        self.contents.get(&directory).is_some_and(|f| f.complete)
     }
 
     fn set(&mut self, directory: u64, name: &[u8], truth: Known) {
@@ -215,20 +215,20 @@ impl Entries {
         {
             return;
         }
-        let folder = self.folders.entry(directory).or_default();
-        let room = folder.entries.len() < ENTRIES_MAX || folder.entries.contains_key(name);
+        let content = self.contents.entry(directory).or_default();
+        let room = content.entries.len() < ENTRIES_MAX || content.entries.contains_key(name);
         let new = match truth {
             Known::Is(ino) => Some(Entry { ino, sure: true }),
-            Known::Unsure if folder.complete && room => Some(Entry::UNSURE),
+            Known::Unsure if content.complete && room => Some(Entry::UNSURE),
             Known::Unsure | Known::Nothing => None,
         };
-        folder.complete &= truth != Known::Unsure || new.is_some();
+        content.complete &= truth != Known::Unsure || new.is_some();
         let old = match new {
-            Some(entry) => folder.entries.insert(name.to_vec(), entry),
-            None => folder.entries.remove(name),
+            Some(entry) => content.entries.insert(name.to_vec(), entry),
+            None => content.entries.remove(name),
         };
-        if folder.entries.is_empty() && !folder.complete && folder.missed == 0 {
-            self.folders.remove(&directory);
+        if content.entries.is_empty() && !content.complete && content.missed == 0 {
+            self.contents.remove(&directory);
         }
         let (old, new) = (old.map_or(0, |old| old.ino), new.map_or(0, |new| new.ino));
         if old != new {
@@ -260,8 +260,8 @@ impl Entries {
 
     /// Returns the inodes of a directory's entries, including entries that are unsure now.
     pub(crate) fn within(&self, directory: u64) -> impl Iterator<Item = u64> {
-        let folder = self.folders.get(&directory).into_iter();
-        folder.flat_map(|folder| folder.entries.values().map(|entry| entry.ino))
+        let content = self.contents.get(&directory).into_iter();
+        content.flat_map(|content| content.entries.values().map(|entry| entry.ino))
     }
 
     /// Drops an inode: its names are unsure from now on, and for a directory all its entries are dropped.
@@ -269,8 +269,8 @@ impl Entries {
         for (directory, name) in self.paths.remove(&ino).unwrap_or_default() {
             self.set(directory, &name, Known::Unsure);
         }
-        let folder = self.folders.remove(&ino).unwrap_or_default();
-        for (name, entry) in folder.entries {
+        let content = self.contents.remove(&ino).unwrap_or_default();
+        for (name, entry) in content.entries {
             self.forget_path(entry.ino, ino, &name);
         }
     }
@@ -280,9 +280,9 @@ impl Entries {
     pub(crate) fn doubt(&mut self, heard: u64) -> Vec<(u64, Vec<u8>)> {
         self.heard = heard;
         let mut names = Vec::new();
-        for (directory, folder) in &mut self.folders {
-            folder.complete = false;
-            for (name, entry) in &mut folder.entries {
+        for (directory, content) in &mut self.contents {
+            content.complete = false;
+            for (name, entry) in &mut content.entries {
                 entry.sure = false;
                 names.push((*directory, name.clone()));
             }
@@ -717,6 +717,6 @@ mod tests {
             known.foreign(7, &number.to_le_bytes(), number + 2);
         }
         assert!(!known.is_complete(7));
-        assert!(known.folders[&7].entries.len() <= ENTRIES_MAX);
+        assert!(known.contents[&7].entries.len() <= ENTRIES_MAX);
     }
 }

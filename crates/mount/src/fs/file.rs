@@ -391,9 +391,11 @@ impl Fs {
                 continue;
             }
             let place = self.backend.place(part.node, Pace::MayWait)?;
-            let path = place.folder.map(|folder| object_path(&folder, part.id));
-            if let Some(folder) = path.as_deref().and_then(std::path::Path::parent) {
-                File::open(folder)?.sync_all()?;
+            let path = place
+                .directory
+                .map(|directory| object_path(&directory, part.id));
+            if let Some(directory) = path.as_deref().and_then(std::path::Path::parent) {
+                File::open(directory)?.sync_all()?;
                 part.entry_durable.store(true, Ordering::Release);
             }
         }

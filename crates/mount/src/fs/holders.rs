@@ -1,7 +1,7 @@
 //! Finds other processes on this host that have a file open or mapped, from `/proc`.
 //!
-//! Programs of this array declare it by a lock (`tidemill_client::sealed`). This module finds all other processes, such as a `cp` out of a
-//! node's folder. It reads no file system but `/proc`, so it cannot hang.
+//! Programs of this cluster declare it by a lock (`tidemill_client::sealed`). This module finds all other processes, such as a `cp` out of a
+//! node's directory. It reads no file system but `/proc`, so it cannot hang.
 
 use std::collections::HashMap;
 use std::fs::{File, read_dir, read_to_string};
@@ -123,8 +123,8 @@ mod tests {
 
     #[test]
     fn file_open_in_another_process_is_found() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("f");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("f");
         std::fs::write(&path, "text").unwrap();
         let file = File::open(&path).unwrap();
         if search(&file).is_err() {

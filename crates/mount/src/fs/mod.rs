@@ -17,10 +17,10 @@
 //! | `locks`, `sharing` | locks, and files that mounts share by them |
 //! | `patience`, `repeat` | time limits of operations, and sending a change again |
 //! | `object`, `remote`, `right` | bytes in place and over HTTP |
-//! | `directory`, `drain` | listings, and waiting until the files below a folder have drained |
+//! | `directory`, `drain` | listings, and waiting until the files below a directory have drained |
 //! | `watch` | changes by other clients |
-//! | `control` | the control folder |
-//! | `bridged` | stores outside of the array |
+//! | `control` | the control directory |
+//! | `bridged` | stores outside of the cluster |
 
 pub(crate) mod backend;
 pub(crate) mod bridged;
@@ -231,7 +231,7 @@ impl Fs {
             return None;
         }
         let place = self.backend.place(attr.node, Pace::Now).ok()?;
-        let path = version::object_path(&place.folder?, attr.object);
+        let path = version::object_path(&place.directory?, attr.object);
         path.symlink_metadata().ok().map(|stat| stat.blocks())
     }
 

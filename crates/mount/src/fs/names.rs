@@ -59,7 +59,7 @@ fn check_name(name: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses to create or remove names that are reserved for the control folder.
+/// Refuses to create or remove names that are reserved for the control directory.
 pub(super) fn check_change(parent: u64, name: &[u8], refusal: Errno) -> Result<(), Error> {
     check_name(name)?;
     if parent == Inode::ROOT.0 && control::is_reserved(name) {

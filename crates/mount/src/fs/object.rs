@@ -44,7 +44,7 @@ pub(crate) struct Object {
     /// For a version on another host that begins as the version before: that version, until the first write. Until then the object does not
     /// exist. Reads use the version before, and its node copies it when necessary.
     begun_as: Mutex<Option<Begin>>,
-    /// Whether the entry of its file, in the folder of its node, survives power loss.
+    /// Whether the entry of its file, in the directory of its node, survives power loss.
     pub(crate) entry_durable: AtomicBool,
 }
 
@@ -475,8 +475,8 @@ mod tests {
 
     #[test]
     fn released_object_reopens_for_write_until_sealed() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("object");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("object");
         let mut how = File::options();
         let file = how.read(true).write(true).create_new(true).open(&path);
         let data = Data::Local(Arc::new(file.unwrap()));
@@ -494,8 +494,8 @@ mod tests {
         assert!(object.write(0, b"B").unwrap_err().is(Errno::BADF));
         assert!(object.truncate(0).unwrap_err().is(Errno::BADF));
         assert!(!object.is_replaced());
-        std::fs::write(folder.path().join("copy"), "copy").unwrap();
-        std::fs::rename(folder.path().join("copy"), &path).unwrap();
+        std::fs::write(directory.path().join("copy"), "copy").unwrap();
+        std::fs::rename(directory.path().join("copy"), &path).unwrap();
         assert!(object.is_replaced());
     }
 

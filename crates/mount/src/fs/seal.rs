@@ -458,7 +458,7 @@ impl Worker {
             path = self.path(job),
             object = format_args!("{:016x}", job.object.id),
             node = job.object.place(),
-            "what was written to a file is not all in the array: {why}"
+            "what was written to a file is not all in the cluster: {why}"
         );
     }
 

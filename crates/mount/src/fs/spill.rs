@@ -225,15 +225,15 @@ impl Memory {
         let mut unnamed = None;
         let right = Right::new(self.caller, opened, None);
         let place = self.backend.place(opened.node, Pace::MayWait)?;
-        let data = match &place.folder {
+        let data = match &place.directory {
             None => Data::Remote(Remote::new(
                 self.backend.clone(),
                 opened.node,
                 right.clone(),
                 0,
             )),
-            Some(folder) => {
-                let path = object_path(folder, opened.object);
+            Some(directory) => {
+                let path = object_path(directory, opened.object);
                 let file = match object_file::nameless(&path, UNSEALED_MODE) {
                     Some(file) => {
                         unnamed = Some(path);

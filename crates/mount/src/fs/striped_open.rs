@@ -44,9 +44,9 @@ impl Fs {
             let place = self.backend.place(part.node, pace);
             let local = match place {
                 Ok(Place {
-                    folder: Some(folder),
+                    directory: Some(directory),
                     ..
-                }) => object_file::open(&object_path(&folder, part.object)).ok(),
+                }) => object_file::open(&object_path(&directory, part.object)).ok(),
                 _ => None,
             };
             // A request is also sent to a node that is offline or has lost the part: it then turns to nodes that have a copy.
@@ -80,10 +80,10 @@ impl Fs {
         let make = |part: &v1::LayoutPart| -> Result<Arc<Object>, Error> {
             let right = Right::of_part(caller, opened, part, None);
             let place = self.backend.place(part.node, Pace::MayWait)?;
-            let data = match &place.folder {
+            let data = match &place.directory {
                 None => Data::Remote(self.remote_part(part, right.clone())),
-                Some(folder) => {
-                    let file = make_object_file(&object_path(folder, part.object))?;
+                Some(directory) => {
+                    let file = make_object_file(&object_path(directory, part.object))?;
                     if place.owner.is_some() {
                         open_to_writers(&file, place.owner)?;
                     }

@@ -1,5 +1,5 @@
 //! The file of a version that programs here have open becomes the file of the next version, which is written here. It renames object files
-//! in a node's folder on this host.
+//! in a node's directory on this host.
 //!
 //! The kernel reads and writes files in place, and lets an inode have one file only. For readers and writers to share the inode, the writer
 //! must get the file that the readers have. So the new version's file is made a copy of the old one, and the two exchange their names: the
@@ -54,7 +54,7 @@ impl Fs {
             return Ok(None);
         }
         let place = self.backend.place(to.node, Pace::MayWait)?;
-        let Some(folder) = place.folder.filter(|_| to.node == from.node) else {
+        let Some(directory) = place.directory.filter(|_| to.node == from.node) else {
             return Ok(None);
         };
         if !is_ours(read, from) {
@@ -64,7 +64,10 @@ impl Fs {
         look_like(copy, read)?;
         // Bytes that were durable under the old name have to be durable after the exchange.
         copy.sync_all()?;
-        let (new, old) = (object_path(&folder, to.id), object_path(&folder, from.id));
+        let (new, old) = (
+            object_path(&directory, to.id),
+            object_path(&directory, from.id),
+        );
         if let Err(errno) = renameat_with(CWD, &new, CWD, &old, RenameFlags::EXCHANGE) {
             tracing::debug!("files can't be exchanged on this device: {errno}");
             open_to_writers(copy, place.owner)?;
@@ -86,7 +89,7 @@ impl Fs {
     }
 }
 
-/// Whether the file has one name, and of all programs of this array only this mount has it open.
+/// Whether the file has one name, and of all programs of this cluster only this mount has it open.
 fn is_ours(file: &File, object: &Object) -> bool {
     let openings: Vec<_> = std::iter::once(file)
         .chain(object.opened_first.as_deref())

@@ -319,9 +319,9 @@ impl Together {
             let right = Right::of_piece(self.caller, &opened, part, sealed);
             let local = match self.backend.place(part.node, Pace::MayWait) {
                 Ok(Place {
-                    folder: Some(folder),
+                    directory: Some(directory),
                     ..
-                }) => object_file::open(&object_path(&folder, part.object)).ok(),
+                }) => object_file::open(&object_path(&directory, part.object)).ok(),
                 _ => None,
             };
             let data = match local {

@@ -8,7 +8,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
 
-/// Maximum number of remembered versions that are incomplete in the array.
+/// Maximum number of remembered versions that are incomplete in the cluster.
 const LOST_MAX: usize = 1024;
 
 /// Outcome of a version that was closed.
@@ -32,7 +32,7 @@ pub(crate) struct Unsealed {
 #[derive(Debug, Default)]
 struct Versions {
     by_object: BTreeMap<u64, Waiting>,
-    /// Versions that are incomplete in the array, with the reason, until a caller has asked for them.
+    /// Versions that are incomplete in the cluster, with the reason, until a caller has asked for them.
     lost: BTreeMap<u64, String>,
     /// Error of the last attempt to seal a version.
     why: String,
@@ -87,7 +87,7 @@ impl Unsealed {
         self.fewer.notify_all();
     }
 
-    /// Notes that a version will be incomplete in the array.
+    /// Notes that a version will be incomplete in the cluster.
     pub(crate) fn lost(&self, object: u64, why: &str) {
         let lost = &mut self.versions.lock().lost;
         lost.insert(object, why.to_owned());

@@ -146,9 +146,9 @@ impl Fs {
         }
         let mut avoid = Vec::new();
         if let Some(node) = node
-            && let Some(folder) = self.backend.folder(node, pace)?
+            && let Some(directory) = self.backend.directory(node, pace)?
         {
-            match object_file::open(&object_path(&folder, id)) {
+            match object_file::open(&object_path(&directory, id)) {
                 Ok(file) => {
                     let data = Data::Local(Arc::new(file));
                     return Ok(Object::new(id, node, data, in_place));
@@ -219,11 +219,11 @@ impl Fs {
                 return Err(error);
             }
         };
-        let Some(folder) = &place.folder else {
+        let Some(directory) = &place.directory else {
             let remote = self.remote(&opened, right.clone());
             return Ok(Object::new(id, node, Data::Remote(remote), right));
         };
-        let file = object_file::open(&object_path(folder, id));
+        let file = object_file::open(&object_path(directory, id));
         // An open file does not need the right that keeps its object alive.
         self.backend.released(right.release());
         let data = Data::Local(Arc::new(file?));
@@ -268,7 +268,7 @@ impl Fs {
         }
         let place = self.backend.place(opened.node, Pace::MayWait)?;
         let object = |data| Object::new(opened.object, opened.node, data, right.clone());
-        let Some(folder) = &place.folder else {
+        let Some(directory) = &place.directory else {
             let remote = self.remote(opened, right.clone());
             let object = self.begin_remote(caller, object(Data::Remote(remote)), begin)?;
             return Ok(match opened.size_max {
@@ -276,7 +276,7 @@ impl Fs {
                 None => object,
             });
         };
-        let path = object_path(folder, opened.object);
+        let path = object_path(directory, opened.object);
         let nameless = begin.and_then(|_| object_file::nameless(&path, UNSEALED_MODE));
         let named = nameless.is_none();
         let file = nameless.map_or_else(|| make_object_file(&path), Ok)?;
@@ -376,7 +376,7 @@ impl Fs {
     }
 
     /// Begins a version by an operation with new ids. If the chosen node does not answer, the operation is repeated with new ids: the
-    /// server then chooses another node, unless the folder asks for that node. No byte has been written at that point.
+    /// server then chooses another node, unless the directory asks for that node. No byte has been written at that point.
     fn begin_somewhere<T>(
         &self,
         caller: Caller,
@@ -959,8 +959,8 @@ impl Fs {
             return Ok(());
         }
         let place = self.backend.place(object.node, Pace::MayWait)?;
-        let folder = place.folder.ok_or(Errno::HOSTUNREACH)?;
-        let path = object_path(&folder, object.id);
+        let directory = place.directory.ok_or(Errno::HOSTUNREACH)?;
+        let path = object_path(&directory, object.id);
         let parted = path.with_extension("parted");
         let copy = make_object_file(&parted)?;
         open_to_writers(&copy, place.owner)?;
@@ -1039,11 +1039,11 @@ fn node_of(attr: &v1::Attr) -> Option<u32> {
 }
 
 /// Returns the path at which a node stores an object.
-pub(super) fn object_path(folder: &Path, object: u64) -> PathBuf {
-    folder.join(ObjectId(object).relative_path())
+pub(super) fn object_path(directory: &Path, object: u64) -> PathBuf {
+    directory.join(ObjectId(object).relative_path())
 }
 
-/// Creates an object file, and the folder of its lowest byte if that folder does not exist yet.
+/// Creates an object file, and the directory of its lowest byte if that directory does not exist yet.
 pub(super) fn make_object_file(path: &Path) -> Result<File, Error> {
     let mut options = OpenOptions::new();
     options

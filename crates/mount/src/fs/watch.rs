@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::TrySendError;
 use std::time::Duration;
 use tidemill_core::shown::escaped;
-use tidemill_wire::control::FOLDER;
+use tidemill_wire::control::DIRECTORY;
 use tidemill_wire::v1::{self, LockNews, lock_news::What, name_op::Op};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
@@ -221,7 +221,7 @@ impl Fs {
             closes.settle(ino);
             return true;
         }
-        let name = OsStr::from_bytes(FOLDER);
+        let name = OsStr::from_bytes(DIRECTORY);
         let nodes = self.mountpoint.join(name).join("nodes");
         self.control.asked.lock().insert(question, false);
         // The name does not exist.

@@ -1,4 +1,4 @@
-//! Requests for files in stores outside of the array (next: `mount/src/fs/bridged/mod.rs`). No thread waits for a store.
+//! Requests for files in stores outside of the cluster (next: `mount/src/fs/bridged/mod.rs`). No thread waits for a store.
 
 use super::convert::{attr_of, errno, file_type};
 use super::waiting::Refuse;
@@ -121,7 +121,7 @@ impl Adapter {
         );
     }
 
-    /// Reads the next names of a folder; `answer` sends as many as the kernel has room for.
+    /// Reads the next names of a directory; `answer` sends as many as the kernel has room for.
     fn bridged_list<R: Refuse>(
         &self,
         bridged: &Arc<Bridged>,
@@ -153,10 +153,10 @@ impl Adapter {
         reply: ReplyDirectory,
     ) {
         let answer = move |_: &Bridged, mut reply: ReplyDirectory, page: &Page| {
-            let folder = file_type(Kind::Directory);
+            let directory = file_type(Kind::Directory);
             let mut full = false;
             for (next, name) in &page.dots {
-                full = full || reply.add(ino, *next, folder, name);
+                full = full || reply.add(ino, *next, directory, name);
             }
             for (next, entry) in page.numbered() {
                 let kind = file_type(kind(&entry.seen));
@@ -204,7 +204,7 @@ impl Adapter {
 
 fn kind(seen: &Seen) -> Kind {
     match seen {
-        Seen::Folder => Kind::Directory,
+        Seen::Directory => Kind::Directory,
         Seen::File(_) => Kind::File,
     }
 }

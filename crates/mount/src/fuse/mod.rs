@@ -676,7 +676,7 @@ impl Filesystem for Adapter {
                 return Ok(());
             }
             pace.wait()?;
-            fs.sync_folder(caller, key.ino)
+            fs.sync_directory(caller, key.ino)
         });
     }
 
@@ -925,7 +925,7 @@ impl Filesystem for Adapter {
 }
 
 impl Adapter {
-    /// Returns the error for creating, naming or removing in a special folder.
+    /// Returns the error for creating, naming or removing in a special directory.
     fn not_here(&self, keys: &[Key]) -> fuser::Errno {
         let bridged = |key: &Key| self.0.fs.bridged_at(key.ino).is_some();
         match keys.iter().any(bridged) {

@@ -36,19 +36,19 @@ pub(super) struct Answers {
     pub(super) walker: Walker,
     /// Whether users are served whose files have to be protected from each other.
     strangers: bool,
-    /// Open folders, by number.
+    /// Open directories, by number.
     listings: Mutex<Listings>,
-    /// Folder that holds an empty folder for each directory that is open.
+    /// Directory that holds an empty directory for each directory that is open.
     pub(super) directories: Mutex<PathBuf>,
 }
 
-/// An open folder that is being listed.
+/// An open directory that is being listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Listing {
     handle: u64,
-    /// The folder, as the program named it.
+    /// The directory, as the program named it.
     base: u64,
-    /// User that lists the folder.
+    /// User that lists the directory.
     uid: u32,
 }
 
@@ -83,7 +83,7 @@ impl Listings {
         (self.last, ended)
     }
 
-    /// Returns the listing of a number, if the same user began it for the same folder.
+    /// Returns the listing of a number, if the same user began it for the same directory.
     fn of(&self, number: u64, base: u64, uid: u32) -> Option<Listing> {
         let listing = self.by_number.get(&number).copied();
         listing.filter(|listing| listing.base == base && [0, listing.uid].contains(&uid))
@@ -189,7 +189,7 @@ fn is_dir(found: &Found) -> bool {
     found.attr.kind() == Kind::Directory
 }
 
-/// Refuses changes of the control folder.
+/// Refuses changes of the control directory.
 pub(super) fn plain(found: &Found) -> Result<Key, Fail> {
     if found.key.is_special() {
         return Err(Errno::PERM.into());
@@ -406,12 +406,12 @@ impl Answers {
     }
 
     /// Returns the place of a new entry.
-    fn vacant(&self, asked: &Asked<'_>, path: Path<'_>, folder: bool) -> Result<Place, Fail> {
+    fn vacant(&self, asked: &Asked<'_>, path: Path<'_>, directory: bool) -> Result<Place, Fail> {
         let place = self.walk(asked, path, false)?;
         if place.found.is_some() {
             return Err(Errno::EXIST.into());
         }
-        if place.folder && !folder {
+        if place.directory && !directory {
             return Err(Errno::NOENT.into());
         }
         plain(&place.parent)?;
@@ -420,8 +420,8 @@ impl Answers {
     }
 
     fn make(&self, asked: Asked<'_>, kind: Kind, target: &[u8]) -> Replied {
-        let folder = kind == Kind::Directory;
-        let place = self.vacant(&asked, asked.path(), folder)?;
+        let directory = kind == Kind::Directory;
+        let place = self.vacant(&asked, asked.path(), directory)?;
         let new = New {
             kind,
             mode: match kind {
@@ -511,7 +511,7 @@ impl Answers {
             return Err(Errno::BUSY.into());
         }
         rights::may_remove(asked.caller, &place.parent.attr, &found.attr)?;
-        match (is_dir(&found), directory || place.folder) {
+        match (is_dir(&found), directory || place.directory) {
             (true, _) if !directory => return Err(Errno::ISDIR.into()),
             (false, true) => return Err(Errno::NOTDIR.into()),
             _ => {}
@@ -545,7 +545,7 @@ impl Answers {
         if how.no_replace && to.found.is_some() {
             return Err(Errno::EXIST.into());
         }
-        if to.folder && !is_dir(&source) && !how.exchange {
+        if to.directory && !is_dir(&source) && !how.exchange {
             return Err(Errno::NOTDIR.into());
         }
         self.may_rename(&asked, (&from, &source), &to, how)?;

@@ -1,4 +1,4 @@
-//! Files whose bytes are not in a folder of this host: programs get a copy. It is fetched at the open, and its changes are transferred at
+//! Files whose bytes are not in a directory of this host: programs get a copy. It is fetched at the open, and its changes are transferred at
 //! the close or sync (next: `mount/src/fs/file.rs`).
 
 use super::shelf::{Record, Shelf};
@@ -48,7 +48,7 @@ struct Shelved {
     record: Option<Record>,
 }
 
-/// Content that the array has.
+/// Content that the cluster has.
 #[derive(Debug, Default)]
 struct Known {
     /// Time of the copy's last change; `None`: the time is not reliable.
@@ -63,7 +63,7 @@ type Id = (u64, u64);
 /// All copies.
 #[derive(Debug)]
 pub(super) struct Copies {
-    folder: PathBuf,
+    directory: PathBuf,
     next: AtomicU64,
     hasher: RandomState,
     /// Open copies by inode and object.
@@ -73,14 +73,14 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    pub(super) fn new(folder: PathBuf) -> Self {
-        let grain = if is_fine(&folder) {
+    pub(super) fn new(directory: PathBuf) -> Self {
+        let grain = if is_fine(&directory) {
             Duration::ZERO
         } else {
             GRAIN
         };
         Self {
-            folder,
+            directory,
             grain,
             next: AtomicU64::new(0),
             hasher: RandomState::new(),
@@ -91,7 +91,7 @@ impl Copies {
 
     /// Returns the number of bytes that the open copies of one user may have.
     pub(super) fn share(&self) -> u64 {
-        let device = rustix::fs::statvfs(&self.folder);
+        let device = rustix::fs::statvfs(&self.directory);
         device.map_or(u64::MAX, |device| {
             device.f_blocks.saturating_mul(device.f_frsize) / SHARE_OF_OTHERS
         })
@@ -145,7 +145,7 @@ impl Copies {
 
     fn nameless(&self, ino: u64) -> Result<File, Error> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let path = self.folder.join(format!("{ino}-{number}"));
+        let path = self.directory.join(format!("{ino}-{number}"));
         let mut how = File::options();
         let file = how.read(true).write(true).create_new(true).mode(0o600);
         let file = file.open(&path)?;
@@ -349,8 +349,8 @@ impl Copy {
 }
 
 /// Whether two successive changes always have different times, if the time was read in between.
-fn is_fine(folder: &std::path::Path) -> bool {
-    let path = folder.join("clock");
+fn is_fine(directory: &std::path::Path) -> bool {
+    let path = directory.join("clock");
     let Ok(file) = File::create(&path) else {
         return false;
     };

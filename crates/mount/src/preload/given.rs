@@ -365,7 +365,7 @@ impl Given {
             .collect()
     }
 
-    /// Returns the open files of an inode of the array.
+    /// Returns the open files of an inode of the cluster.
     pub(super) fn of_inode(&self, ino: u64) -> Vec<Arc<Lent>> {
         let open = self.open.lock();
         let numbers = open.by_inode.get(&ino).into_iter().flatten();
@@ -643,8 +643,8 @@ mod tests {
 
     #[test]
     fn reader_does_not_hide_closed_writer() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("object");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("object");
         let own = File::create_new(&path).unwrap();
         let set = |file: &File, number, kind| {
             let lock = mark(number, kind);

@@ -1,7 +1,7 @@
 //! The adapter between programs under `tidemill preload` and `fs`, as `fuse` is for the kernel (next: `mount/src/fs/mod.rs`).
 //!
 //! Programs talk to it over a Unix socket. Names and attributes are requested. To open a file, a program gets a descriptor: of the object's
-//! file in its node's folder, or of a copy if the object is on another host. It then reads and writes the file without this process
+//! file in its node's directory, or of a copy if the object is on another host. It then reads and writes the file without this process
 //! (`docs/decisions/0044-preload-client.md`).
 //!
 //! | file | subject |
@@ -76,11 +76,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 pub struct Config {
     /// The server.
     pub endpoint: Endpoint,
-    /// Content of the array's token file, for a server that is reached over TCP.
+    /// Content of the cluster's token file, for a server that is reached over TCP.
     pub credential: Option<Credential>,
-    /// Folder of the socket, made if it is missing.
-    pub folder: PathBuf,
-    /// Path at which programs see the array, for messages.
+    /// Directory of the socket, made if it is missing.
+    pub directory: PathBuf,
+    /// Path at which programs see the cluster, for messages.
     pub prefix: PathBuf,
     /// Whether object files of nodes on this host are opened in place.
     pub in_place: bool,
@@ -94,13 +94,13 @@ pub struct Config {
     pub room_bytes: u64,
 }
 
-/// Text of the error if another process serves in the folder, or is about to.
+/// Text of the error if another process serves in the directory, or is about to.
 pub const IS_SERVED: &str = "is served by another process";
 
-/// Returns the path of the socket in a folder.
+/// Returns the path of the socket in a directory.
 #[must_use]
-pub fn socket_in(folder: &Path) -> PathBuf {
-    folder.join("s")
+pub fn socket_in(directory: &Path) -> PathBuf {
+    directory.join("s")
 }
 
 /// The file system for programs under `tidemill preload`; it is served while this exists.
@@ -110,7 +110,7 @@ pub struct Serving {
     runtime: Runtime,
     socket: PathBuf,
     idle: Option<Duration>,
-    /// Ensures that no other process serves in the folder.
+    /// Ensures that no other process serves in the directory.
     _held: File,
 }
 
@@ -142,9 +142,9 @@ impl Closes for Given {
 /// Serves programs. They can connect when this returns.
 ///
 /// # Errors
-/// The server refuses or cannot be trusted, or the folder belongs to another user or is served by another process.
+/// The server refuses or cannot be trusted, or the directory belongs to another user or is served by another process.
 pub fn serve(config: &Config) -> Result<Serving, Error> {
-    let held = take_folder(config)?;
+    let held = take_directory(config)?;
     let Attached { runtime, fs } = session::attach(
         &session::Config {
             in_place: config.in_place,
@@ -162,9 +162,9 @@ pub fn serve(config: &Config) -> Result<Serving, Error> {
     if config.allow_other {
         fs.backend.set_lends();
     }
-    let copies = Copies::new(config.folder.join(COPIES));
+    let copies = Copies::new(config.directory.join(COPIES));
     let asked = fs.backend.ask_server(|| fs.backend.server.status())?;
-    let shelf = Shelf::new(config.folder.join(AWAY), asked.array_id);
+    let shelf = Shelf::new(config.directory.join(AWAY), asked.cluster_id);
     let away = Away::new(shelf, config.room_bytes);
     away.take_up()?;
     let given = Arc::new(Given::new(fs.clone(), copies, away));
@@ -173,7 +173,7 @@ pub fn serve(config: &Config) -> Result<Serving, Error> {
         answers: Answers::new(
             fs,
             given,
-            config.folder.join(DIRECTORIES),
+            config.directory.join(DIRECTORIES),
             config.allow_other,
         ),
         allow_other: config.allow_other,
@@ -181,7 +181,7 @@ pub fn serve(config: &Config) -> Result<Serving, Error> {
         connections: Connections::default(),
         ends: AtomicBool::new(false),
     });
-    let socket = socket_in(&config.folder);
+    let socket = socket_in(&config.directory);
     let _ = std::fs::remove_file(&socket);
     let listener = socket::listener(&socket)?;
     let mode = if config.allow_other { 0o666 } else { 0o600 };
@@ -218,26 +218,26 @@ pub fn close_inherited() {
     }
 }
 
-/// Creates the folder. Only this user may be able to change it.
-fn take_folder(config: &Config) -> Result<File, Error> {
+/// Creates the directory. Only this user may be able to change it.
+fn take_directory(config: &Config) -> Result<File, Error> {
     let mode = if config.allow_other { 0o711 } else { 0o700 };
-    let folder = &config.folder;
+    let directory = &config.directory;
     let mut how = DirBuilder::new();
-    how.recursive(true).mode(mode).create(folder)?;
-    let stat = folder.symlink_metadata()?;
+    how.recursive(true).mode(mode).create(directory)?;
+    let stat = directory.symlink_metadata()?;
     let own = rustix::process::geteuid().as_raw();
     if !stat.is_dir() || stat.uid() != own || stat.mode() & 0o022 != 0 {
-        return Err(Error::Folder {
-            path: folder.display().to_string(),
+        return Err(Error::Directory {
+            path: directory.display().to_string(),
         });
     }
-    std::fs::set_permissions(folder, Permissions::from_mode(mode))?;
-    let held = File::create(folder.join("serving"))?;
+    std::fs::set_permissions(directory, Permissions::from_mode(mode))?;
+    let held = File::create(directory.join("serving"))?;
     flock(&held, FlockOperation::NonBlockingLockExclusive).map_err(|_| Error::Served {
-        path: folder.display().to_string(),
+        path: directory.display().to_string(),
     })?;
     for (name, mode) in [(DIRECTORIES, mode), (COPIES, 0o700)] {
-        let path = folder.join(name);
+        let path = directory.join(name);
         // Remains of a process that was killed.
         let _ = std::fs::remove_dir_all(&path);
         let mut how = DirBuilder::new();
@@ -245,7 +245,9 @@ fn take_folder(config: &Config) -> Result<File, Error> {
     }
     // Handed-over files are kept.
     let mut how = DirBuilder::new();
-    how.recursive(true).mode(0o700).create(folder.join(AWAY))?;
+    how.recursive(true)
+        .mode(0o700)
+        .create(directory.join(AWAY))?;
     Ok(held)
 }
 
@@ -425,17 +427,17 @@ impl Serving {
     }
 }
 
-/// Connects to the file system in this folder and checks that it answers. The open connection keeps the file system running.
+/// Connects to the file system in this directory and checks that it answers. The open connection keeps the file system running.
 ///
 /// # Errors
 /// No process serves there, or this user may not use it.
-pub fn connect(folder: &Path) -> Result<OwnedFd, Error> {
+pub fn connect(directory: &Path) -> Result<OwnedFd, Error> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket_with};
     let kind = SocketType::SEQPACKET;
     let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
     // The kernel names the sender.
     socket::know_senders(socket.as_fd())?;
-    connect(&socket, &SocketAddrUnix::new(socket_in(folder))?)?;
+    connect(&socket, &SocketAddrUnix::new(socket_in(directory))?)?;
     let request = Request {
         op: Op::Resolve as u64,
         lengths: [1, 0, 0, 0],
@@ -467,7 +469,7 @@ fn ask(socket: &OwnedFd, request: Request, text: &[u8]) -> Result<(Answer, Vec<u
 pub struct NotStored {
     /// Whether the file waits for an offline node or server.
     pub waits: bool,
-    /// Its path in the array.
+    /// Its path in the cluster.
     pub path: PathBuf,
     /// Reason of the failure.
     pub why: String,
@@ -512,10 +514,10 @@ pub fn standing(connection: &OwnedFd, again: bool) -> Result<Standing, Error> {
     })
 }
 
-/// Whether files were handed over to an earlier file system in this folder and are not stored.
+/// Whether files were handed over to an earlier file system in this directory and are not stored.
 #[must_use]
-pub fn has_left(folder: &Path) -> bool {
-    shelf::is_left(&folder.join(AWAY))
+pub fn has_left(directory: &Path) -> bool {
+    shelf::is_left(&directory.join(AWAY))
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ impl Answers {
     }
 
     fn create(&self, asked: &Asked<'_>, place: &Place, flags: OFlags) -> Replied {
-        if place.folder {
+        if place.directory {
             return Err(Errno::ISDIR.into());
         }
         let parent = plain(&place.parent)?;
@@ -156,10 +156,10 @@ impl Answers {
         self.lend(asked, key, how, &opened, flags)
     }
 
-    /// Returns a descriptor of an empty folder whose name is the number of the directory.
+    /// Returns a descriptor of an empty directory whose name is the number of the directory.
     fn open_directory(&self, key: Key, flags: OFlags) -> Replied {
-        let folder = self.directories.lock();
-        let path = folder.join(key.pack().to_string());
+        let directory = self.directories.lock();
+        let path = directory.join(key.pack().to_string());
         std::fs::create_dir(&path).map_err(Error::from)?;
         let kept = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let descriptor = rustix::fs::open(
@@ -168,7 +168,7 @@ impl Answers {
             Mode::empty(),
         );
         let removed = std::fs::remove_dir(&path);
-        drop(folder);
+        drop(directory);
         removed.map_err(Error::from)?;
         Ok(Reply {
             descriptor: Some(descriptor?),

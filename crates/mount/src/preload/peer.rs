@@ -75,7 +75,7 @@ pub(super) fn is(caller: Caller) -> bool {
     peer.is_some_and(|peer| peer.pid == caller.pid && peer.lives())
 }
 
-/// Returns a file of the caller's folder in `/proc`, if the caller is the process that connected, and lives.
+/// Returns a file of the caller's directory in `/proc`, if the caller is the process that connected, and lives.
 pub(super) fn read(caller: Caller, file: &str) -> Option<String> {
     let text = std::fs::read_to_string(format!("/proc/{}/{file}", caller.pid)).ok()?;
     is(caller).then_some(text)
@@ -103,8 +103,8 @@ pub(super) mod tests {
     }
 
     /// Returns this process as a peer.
-    pub(in crate::preload) fn own(folder: &Path) -> Rc<Peer> {
-        let path = folder.join("own");
+    pub(in crate::preload) fn own(directory: &Path) -> Rc<Peer> {
+        let path = directory.join("own");
         let listener = super::super::socket::listener(&path).unwrap();
         let kind = SocketType::SEQPACKET;
         let client = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
@@ -114,8 +114,8 @@ pub(super) mod tests {
 
     #[test]
     fn peer_reads_only_process_that_connected() {
-        let folder = tempfile::tempdir().unwrap();
-        let peer = own(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let peer = own(directory.path());
         let pid = std::process::id();
         assert_eq!(peer.pid, pid);
         assert!(serve(&peer, || read(caller(pid), "status")).is_some());

@@ -188,8 +188,8 @@ mod tests {
 
     #[test]
     fn groups_are_those_of_connected_process() {
-        let folder = tempfile::tempdir().unwrap();
-        let own = peer::tests::own(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let own = peer::tests::own(directory.path());
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let uid = rustix::process::geteuid().as_raw();
         let caller = |pid| Caller {
@@ -210,13 +210,13 @@ mod tests {
     }
 
     #[test]
-    fn sticky_folder_and_ownership_are_checked() {
-        let folder = Attr {
+    fn sticky_directory_and_ownership_are_checked() {
+        let directory = Attr {
             kind: Kind::Directory.into(),
             ..attr(0o1777, 9)
         };
         for (uid, removes) in [(0, true), (5, true), (9, true), (6, false)] {
-            let allowed = may_remove(user(uid, 1), &folder, &attr(0o666, 5));
+            let allowed = may_remove(user(uid, 1), &directory, &attr(0o666, 5));
             assert_eq!(allowed.is_ok(), removes, "{uid}");
         }
         assert!(settable(user(6, 1), &attr(0o666, 5), 0o600).is_err());

@@ -1,7 +1,7 @@
-//! The folder of handed-over files, each with a record of its identity, so that neither outlives the other. It only changes that folder.
+//! The directory of handed-over files, each with a record of its identity, so that neither outlives the other. It only changes that directory.
 //!
 //! The name of a file is a number; its record has the same name with the suffix `.r`. The record exists before a program gets the file, and
-//! is removed when the bytes are stored. Whichever process dies in between, the next file system of the folder finds both.
+//! is removed when the bytes are stored. Whichever process dies in between, the next file system of the directory finds both.
 
 use crate::fs::Caller;
 use parking_lot::Mutex;
@@ -50,7 +50,7 @@ impl Record {
     }
 }
 
-/// A file found in the folder.
+/// A file found in the directory.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) record: Record,
@@ -59,11 +59,11 @@ pub(super) struct Found {
     pub(super) foreign: Option<&'static str>,
 }
 
-/// The folder.
+/// The directory.
 #[derive(Debug)]
 pub(super) struct Shelf {
-    folder: PathBuf,
-    array: u64,
+    directory: PathBuf,
+    cluster: u64,
     boot: String,
     next: AtomicU64,
     in_memory: bool,
@@ -80,14 +80,14 @@ struct Ready {
 }
 
 impl Shelf {
-    pub(super) fn new(folder: PathBuf, array: u64) -> Self {
+    pub(super) fn new(directory: PathBuf, cluster: u64) -> Self {
         let boot = std::fs::read_to_string(BOOT).unwrap_or_default();
-        let kind = rustix::fs::statfs(&folder).map(|stat| stat.f_type);
+        let kind = rustix::fs::statfs(&directory).map(|stat| stat.f_type);
         Self {
             in_memory: kind.is_ok_and(|kind| i128::from(kind) == i128::from(TMPFS)),
             ready: Mutex::default(),
-            folder,
-            array,
+            directory,
+            cluster,
             boot: boot.trim().to_owned(),
             next: AtomicU64::new(1),
         }
@@ -95,11 +95,11 @@ impl Shelf {
 
     /// Returns the path of the file with a number.
     pub(super) fn path(&self, number: u64) -> PathBuf {
-        self.folder.join(number.to_string())
+        self.directory.join(number.to_string())
     }
 
     fn record_path(&self, number: u64) -> PathBuf {
-        self.folder.join(format!("{number}.r"))
+        self.directory.join(format!("{number}.r"))
     }
 
     /// Returns a new file, which has no record yet.
@@ -134,7 +134,7 @@ impl Shelf {
         // Set again only when the next file is requested.
         ready.wanted = false;
         let how = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = File::from(open(&self.folder, how, Mode::RUSR | Mode::WUSR)?);
+        let file = File::from(open(&self.directory, how, Mode::RUSR | Mode::WUSR)?);
         fallocate(&file, FallocateFlags::KEEP_SIZE, 0, READY_BYTES)?;
         ready.file = Some(file);
         Ok(())
@@ -172,10 +172,10 @@ impl Shelf {
     }
 
     /// Returns the files of an earlier process, the oldest first, and removes incomplete files. If several files belong to one file of the
-    /// array, the newest counts.
+    /// cluster, the newest counts.
     pub(super) fn find(&self) -> io::Result<Vec<Found>> {
         let mut found: BTreeMap<u64, Found> = BTreeMap::new();
-        for entry in std::fs::read_dir(&self.folder)? {
+        for entry in std::fs::read_dir(&self.directory)? {
             let name = entry?.file_name();
             let text = name.to_string_lossy();
             let number = text.split('.').next().and_then(|text| text.parse().ok());
@@ -183,7 +183,7 @@ impl Shelf {
             self.next.fetch_max(number + 1, Ordering::Relaxed);
             if text.contains('.') {
                 if text.ends_with(".new") || !self.path(number).exists() {
-                    std::fs::remove_file(self.folder.join(&name))?;
+                    std::fs::remove_file(self.directory.join(&name))?;
                 }
                 continue;
             }
@@ -226,13 +226,13 @@ impl Shelf {
             return Err(wrong());
         }
         let bytes = std::fs::read(&path)?;
-        let (record, array, boot) = decode(number, &bytes).ok_or_else(wrong)?;
+        let (record, cluster, boot) = decode(number, &bytes).ok_or_else(wrong)?;
         let file = File::options()
             .read(true)
             .write(true)
             .open(self.path(number))?;
-        let foreign = if array != self.array {
-            Some("it is of another array, which had this address before")
+        let foreign = if cluster != self.cluster {
+            Some("it is of another cluster, which had this address before")
         } else if boot != self.boot {
             Some("the host was started anew before it was stored, so it may be damaged")
         } else {
@@ -248,8 +248,8 @@ impl Shelf {
     fn encode(&self, record: &Record) -> Vec<u8> {
         let follows: Vec<_> = record.follows.iter().map(u64::to_string).collect();
         let head = format!(
-            "{HEAD}\narray {:016x}\nboot {}\nfile {} {} {}\nfollows {}\npath ",
-            self.array,
+            "{HEAD}\ncluster {:016x}\nboot {}\nfile {} {} {}\nfollows {}\npath ",
+            self.cluster,
             self.boot,
             record.inode,
             record.uid,
@@ -263,7 +263,7 @@ impl Shelf {
     }
 }
 
-/// Returns a record, its array and its start of the host; `None` if the bytes are not a whole record.
+/// Returns a record, its cluster and its start of the host; `None` if the bytes are not a whole record.
 fn decode(number: u64, bytes: &[u8]) -> Option<(Record, u64, String)> {
     let mut lines = bytes.strip_suffix(b"\n")?.splitn(6, |&byte| byte == b'\n');
     let mut line = |name: &str| {
@@ -271,7 +271,7 @@ fn decode(number: u64, bytes: &[u8]) -> Option<(Record, u64, String)> {
         line.strip_prefix(name)?.strip_prefix(' ')
     };
     let version = line("tidemill-given-away")?;
-    let (array, boot) = (line("array")?, line("boot")?.to_owned());
+    let (cluster, boot) = (line("cluster")?, line("boot")?.to_owned());
     let mut file = line("file")?.split(' ');
     let mut number_of = || file.next()?.parse::<u64>().ok();
     let (inode, uid, gid) = (number_of()?, number_of()?, number_of()?);
@@ -284,13 +284,13 @@ fn decode(number: u64, bytes: &[u8]) -> Option<(Record, u64, String)> {
         follows: follows.collect::<Option<_>>()?,
         path: lines.next()?.strip_prefix(b"path ")?.to_vec(),
     };
-    let array = u64::from_str_radix(array, 16).ok()?;
-    (HEAD.ends_with(version) && version == "1").then_some((record, array, boot))
+    let cluster = u64::from_str_radix(cluster, 16).ok()?;
+    (HEAD.ends_with(version) && version == "1").then_some((record, cluster, boot))
 }
 
-/// Whether files are left in a folder that no process serves.
-pub(super) fn is_left(folder: &Path) -> bool {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+/// Whether files are left in a directory that no process serves.
+pub(super) fn is_left(directory: &Path) -> bool {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let mut names = entries.map(|entry| entry.file_name());
     names.any(|name| name.as_bytes().ends_with(b".r"))
 }
@@ -317,12 +317,12 @@ mod tests {
 
     #[test]
     fn record_round_trips_and_truncated_one_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let shelf = Shelf::new(folder.path().to_owned(), 0x7b);
+        let directory = tempfile::tempdir().unwrap();
+        let shelf = Shelf::new(directory.path().to_owned(), 0x7b);
         let one = record(3, 5);
         let bytes = shelf.encode(&one);
-        let (back, array, boot) = decode(3, &bytes).unwrap();
-        assert_eq!((back, array, boot), (one, 0x7b, shelf.boot.clone()));
+        let (back, cluster, boot) = decode(3, &bytes).unwrap();
+        assert_eq!((back, cluster, boot), (one, 0x7b, shelf.boot.clone()));
         for length in 0..bytes.len() {
             // The path may contain line ends: a record that is cut there is shorter, but valid.
             let cut = decode(3, &bytes[..length]).map(|(record, ..)| record.path);
@@ -331,21 +331,21 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_are_found_once_by_their_own_array() {
-        let folder = tempfile::tempdir().unwrap();
-        let shelf = Shelf::new(folder.path().to_owned(), 1);
+    fn leftovers_are_found_once_by_their_own_cluster() {
+        let directory = tempfile::tempdir().unwrap();
+        let shelf = Shelf::new(directory.path().to_owned(), 1);
         let make = |inode: u64| {
             let (number, file) = shelf.make().unwrap();
             (&file).write_all(inode.to_string().as_bytes()).unwrap();
             number
         };
         let (unknown, old, other, new) = (make(1), make(5), make(6), make(5));
-        assert!(!is_left(folder.path()));
+        assert!(!is_left(directory.path()));
         for (number, inode) in [(old, 5), (other, 6), (new, 5)] {
             shelf.keep(&record(number, inode)).unwrap();
         }
-        assert!(is_left(folder.path()));
-        let again = Shelf::new(folder.path().to_owned(), 1);
+        assert!(is_left(directory.path()));
+        let again = Shelf::new(directory.path().to_owned(), 1);
         let found = again.find().unwrap();
         let numbers: Vec<_> = found.iter().map(|one| one.record.number).collect();
         assert_eq!(numbers, [other, new]);
@@ -353,10 +353,10 @@ mod tests {
         assert!(found.iter().all(|one| one.foreign.is_none()));
         assert!(!again.path(unknown).exists() && !again.path(old).exists());
         assert_eq!(again.make().unwrap().0, new + 1);
-        let foreign = Shelf::new(folder.path().to_owned(), 2).find().unwrap();
+        let foreign = Shelf::new(directory.path().to_owned(), 2).find().unwrap();
         assert!(foreign.iter().all(|one| one.foreign.is_some()));
         again.remove(other);
         again.remove(new);
-        assert!(!is_left(folder.path()) && again.find().unwrap().is_empty());
+        assert!(!is_left(directory.path()) && again.find().unwrap().is_empty());
     }
 }

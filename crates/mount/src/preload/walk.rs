@@ -19,7 +19,7 @@ const KEPT_MAX: usize = 65_536;
 pub(super) enum Fail {
     /// Error of the file system.
     Error(Error),
-    /// The path leaves the array and continues with this path on the host.
+    /// The path leaves the cluster and continues with this path on the host.
     Leaves(Vec<u8>),
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Path<'a> {
     /// Directory at which the path begins, unless it begins with a slash.
     pub(super) base: u64,
     pub(super) text: &'a [u8],
-    /// Prefix of absolute symbolic links into the array.
+    /// Prefix of absolute symbolic links into the cluster.
     pub(super) prefix: &'a [u8],
 }
 
@@ -48,14 +48,14 @@ pub(super) struct Place {
     pub(super) name: Vec<u8>,
     pub(super) found: Option<Found>,
     /// Whether the path ends with a slash, so that only a directory is allowed.
-    pub(super) folder: bool,
+    pub(super) directory: bool,
 }
 
 impl Place {
     /// Returns the existing file.
     pub(super) fn there(&self) -> Result<Found, Fail> {
         let found = self.found.ok_or(Errno::NOENT)?;
-        if self.folder && found.attr.kind() != Kind::Directory {
+        if self.directory && found.attr.kind() != Kind::Directory {
             return Err(Errno::NOTDIR.into());
         }
         Ok(found)
@@ -147,7 +147,7 @@ struct Walk<'a> {
     /// Remaining names, the next one last.
     next: Vec<Vec<u8>>,
     links: u32,
-    folder: bool,
+    directory: bool,
 }
 
 fn names(text: &[u8]) -> impl Iterator<Item = Vec<u8>> {
@@ -169,7 +169,7 @@ impl<'a> Walk<'a> {
             trail: Vec::new(),
             next: names(path.text).collect(),
             links: 0,
-            folder: path.text.ends_with(b"/"),
+            directory: path.text.ends_with(b"/"),
         })
     }
 
@@ -180,7 +180,7 @@ impl<'a> Walk<'a> {
             parent,
             name,
             found: Some(self.here),
-            folder: true,
+            directory: true,
         }
     }
 
@@ -237,7 +237,7 @@ impl<'a> Walk<'a> {
         let kind = found.map(|found| found.attr.kind());
         if let Some(found) = found
             && kind == Some(Kind::Symlink)
-            && (!last || follow || self.folder)
+            && (!last || follow || self.directory)
         {
             self.through(found, path)?;
             return Ok(None);
@@ -247,7 +247,7 @@ impl<'a> Walk<'a> {
                 parent: self.here,
                 name: name.to_vec(),
                 found,
-                folder: self.folder,
+                directory: self.directory,
             }));
         }
         let found = found.ok_or(Errno::NOENT)?;
@@ -268,7 +268,7 @@ impl<'a> Walk<'a> {
         };
         // A slash after the link's own name counts as one after its target.
         let ends = self.next.iter().all(Vec::is_empty);
-        self.folder |= ends && target.ends_with(b"/");
+        self.directory |= ends && target.ends_with(b"/");
         if target.starts_with(b"/") {
             let inside = target.strip_prefix(path.prefix);
             let inside = inside.filter(|rest| rest.is_empty() || rest.starts_with(b"/"));

@@ -342,8 +342,8 @@ mod tests {
     /// Truncates the file after each byte of a record. Complete records are kept, the torn record is dropped, and sending continues.
     #[test]
     fn torn_record_is_dropped_and_acknowledged_ones_are_kept() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("channel");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("channel");
         Kept::make(&path, CAPACITY_BYTES_MIN).unwrap();
         let mut kept = Kept::open(&path).unwrap();
         let first = frames(&[b"one", b"", b"three"]);
@@ -375,8 +375,8 @@ mod tests {
 
     #[test]
     fn consumers_resume_after_reopen_and_bad_file_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("channel");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("channel");
         Kept::make(&path, CAPACITY_BYTES_MIN).unwrap();
         let mut kept = Kept::open(&path).unwrap();
         kept.begin("slow", None).unwrap();

@@ -1,4 +1,4 @@
-//! Channels of rooms on this node. Each is a file of the folder `channels`; programs send and receive its messages over HTTP ([`http`]).
+//! Channels of rooms on this node. Each is a file of the directory `channels`; programs send and receive its messages over HTTP ([`http`]).
 //! The server sends the list of channels with each change. Files of other channels are removed.
 
 pub(crate) mod http;
@@ -28,7 +28,7 @@ const NEW: &str = "new";
 /// Channels of a node; see the module.
 #[derive(Debug)]
 pub(crate) struct Channels {
-    folder: PathBuf,
+    directory: PathBuf,
     store: Arc<dyn Store>,
     /// Channels that the server has announced, with the bytes of each; `None` before the first list.
     told: Mutex<Option<BTreeMap<ObjectId, u64>>>,
@@ -65,11 +65,11 @@ pub(crate) enum ChannelError {
 }
 
 impl Channels {
-    /// Opens the folder, counts the existing channels, and removes incomplete files.
-    pub(crate) fn open(folder: &Path, store: Arc<dyn Store>) -> Result<Self, StoreError> {
-        let folder = folder.join("channels");
+    /// Opens the directory, counts the existing channels, and removes incomplete files.
+    pub(crate) fn open(directory: &Path, store: Arc<dyn Store>) -> Result<Self, StoreError> {
+        let directory = directory.join("channels");
         let channels = Self {
-            folder: folder.clone(),
+            directory: directory.clone(),
             store,
             told: Mutex::default(),
             news: Notify::new(),
@@ -77,15 +77,15 @@ impl Channels {
             open: Mutex::default(),
         };
         let failed = |source| StoreError::Device {
-            path: folder.clone(),
+            path: directory.clone(),
             source,
         };
         let made = DirBuilder::new()
             .recursive(true)
             .mode(0o700)
-            .create(&folder);
+            .create(&directory);
         made.map_err(failed)?;
-        std::fs::set_permissions(&folder, Permissions::from_mode(0o700)).map_err(failed)?;
+        std::fs::set_permissions(&directory, Permissions::from_mode(0o700)).map_err(failed)?;
         for (object, path) in channels.files().map_err(failed)? {
             match object {
                 Some(_) => {
@@ -100,11 +100,11 @@ impl Channels {
     }
 
     fn path(&self, object: ObjectId) -> PathBuf {
-        self.folder.join(format!("{:016x}", object.0))
+        self.directory.join(format!("{:016x}", object.0))
     }
 
     fn files(&self) -> io::Result<Vec<(Option<ObjectId>, PathBuf)>> {
-        let entries = std::fs::read_dir(&self.folder)?;
+        let entries = std::fs::read_dir(&self.directory)?;
         let file = |entry: io::Result<std::fs::DirEntry>| {
             let entry = entry?;
             let name = entry.file_name();

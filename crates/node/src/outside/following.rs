@@ -1,4 +1,4 @@
-//! Bound folders of the array, which mirror a part of the external store in both directions. The follower that scans the store and creates
+//! Bound directories of the cluster, which mirror a part of the external store in both directions. The follower that scans the store and creates
 //! files asks this module which objects are known, and records new versions here.
 
 use super::rows::{self, How};
@@ -13,22 +13,22 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use tidemill_core::id::ObjectId;
 
-/// Key of the bound folders in the table `identity`.
+/// Key of the bound directories in the table `identity`.
 const BOUND: &str = "outside bound";
 /// Maximum number of remembered, removed objects that one call compares with the store.
 const REMEMBERED_MAX: u32 = 100;
 
-/// Bound folder.
+/// Bound directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bound {
-    /// Full path of the folder in the array.
-    pub folder: String,
-    /// Path of the folder in the store; empty: the whole store.
+    /// Full path of the directory in the cluster.
+    pub directory: String,
+    /// Path of the directory in the store; empty: the whole store.
     pub prefix: String,
 }
 
 impl Bound {
-    /// Returns the name in the folder of a path of the store; `None` if the path is not below the prefix.
+    /// Returns the name in the directory of a path of the store; `None` if the path is not below the prefix.
     #[must_use]
     pub fn name<'a>(&self, path: &'a str) -> Option<&'a str> {
         match self.prefix.as_str() {
@@ -37,13 +37,13 @@ impl Bound {
         }
     }
 
-    /// Returns the path in the store of a file of the folder.
+    /// Returns the path in the store of a file of the directory.
     fn inside(&self, path: &str) -> Option<String> {
-        let name = path.strip_prefix(&self.folder)?.strip_prefix('/')?;
+        let name = path.strip_prefix(&self.directory)?.strip_prefix('/')?;
         Some(self.at(name))
     }
 
-    /// Returns the path in the store of a name in the folder.
+    /// Returns the path in the store of a name in the directory.
     #[must_use]
     pub fn at(&self, name: &str) -> String {
         match self.prefix.as_str() {
@@ -53,7 +53,7 @@ impl Bound {
     }
 }
 
-/// Returns the folders that were bound when the node stopped.
+/// Returns the directories that were bound when the node stopped.
 pub(super) fn kept(db: &Connection) -> rusqlite::Result<Vec<Bound>> {
     let kept = records::identity(db, BOUND)?.unwrap_or_default();
     Ok(serde_json::from_slice(&kept).unwrap_or_default())
@@ -79,7 +79,7 @@ impl Follower {
         Self(outside)
     }
 
-    /// Binds exactly these folders. New files of the folders are written to their paths in the store.
+    /// Binds exactly these directories. New files of the directories are written to their paths in the store.
     ///
     /// # Errors
     /// If the database can't store the list.
@@ -136,7 +136,7 @@ impl Follower {
     /// Makes a file of the store the content of this version. Do not call it on a thread of a runtime.
     ///
     /// # Errors
-    /// If the near folder or the database fails.
+    /// If the near directory or the database fails.
     pub fn follow(&self, object: ObjectId, placed: Placed) -> Result<(), StoreError> {
         self.0.writable(object)?;
         self.0.keep(object, placed, How::Followed)?;
@@ -221,13 +221,13 @@ impl Follower {
 }
 
 impl Outside {
-    /// Returns the path in the store of a file of the array, if its folder is bound.
+    /// Returns the path in the store of a file of the cluster, if its directory is bound.
     pub(super) fn inside(&self, path: &str) -> Option<String> {
         let bound = self.bound.read();
         bound.iter().find_map(|bound| bound.inside(path))
     }
 
-    /// Returns whether a path of the store belongs to a bound folder.
+    /// Returns whether a path of the store belongs to a bound directory.
     pub(super) fn is_bound(&self, path: &str) -> bool {
         let bound = self.bound.read();
         bound.iter().any(|bound| bound.name(path).is_some())

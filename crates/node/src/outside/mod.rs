@@ -1,11 +1,11 @@
-//! Store of a node whose files stay outside of the array: in an external file system or in an object store. The module uses the
-//! node's folder, its database and the external store.
+//! Store of a node whose files stay outside of the cluster: in an external file system or in an object store. The module uses the
+//! node's directory, its database and the external store.
 //!
-//! New data first becomes a file of the node's folder: it is **near**. An object is **settled** when the store outside holds it, under
+//! New data first becomes a file of the node's directory: it is **near**. An object is **settled** when the store outside holds it, under
 //! the name of its file. Settled objects stay near as long as the limit of near bytes allows. Other reads use the store outside.
 //!
 //! ```text
-//!    written, pulled ──► near (folder) ──settle──► far
+//!    written, pulled ──► near (directory) ──settle──► far
 //!    readers ◄──────────── near, else blocks ◄────── far
 //! ```
 //!
@@ -16,7 +16,7 @@
 //! |---|---|
 //! | `packs` | files as chunks in packs |
 //! | `attempts` | writes that were started in the external store |
-//! | `following` | folders of the array that mirror the external store |
+//! | `following` | directories of the cluster that mirror the external store |
 //! | `presence` | whether the external store is reachable and mounted |
 //! | `reading` | bytes of objects that are not near |
 //! | `rows` | the table |
@@ -36,7 +36,7 @@ pub use following::{Bound, Follower, Known};
 pub(crate) use settling::keep_settling;
 
 use crate::db::Db;
-use crate::folder::FolderStore;
+use crate::directory::DirectoryStore;
 use crate::records;
 use crate::store::{Entry, Named, Opened, Space, Stat, Store, StoreError};
 use bytes::Bytes;
@@ -169,10 +169,10 @@ pub struct Where {
     pub near_bytes_max: u64,
 }
 
-/// Store that combines the node's folder with an external store; see the module.
+/// Store that combines the node's directory with an external store; see the module.
 #[derive(Debug)]
 pub(crate) struct Outside {
-    near: FolderStore,
+    near: DirectoryStore,
     reach: Arc<Reach>,
     uri: String,
     packing: Packing,
@@ -235,9 +235,9 @@ impl Outside {
     /// Opens the store and resumes the work of an earlier process.
     ///
     /// # Errors
-    /// If the folder or the database can't be read.
+    /// If the directory or the database can't be read.
     pub(crate) fn open(
-        near: FolderStore,
+        near: DirectoryStore,
         at: &Where,
         capacity_bytes: Option<u64>,
         (db, runtime): (Db, tokio::runtime::Handle),
@@ -252,8 +252,8 @@ impl Outside {
         let bound = db.read(following::kept)?;
         // Near files of settled objects were never synced. After a crash of the host they may have any content.
         let same_boot = is_same_boot(&db)?;
-        for folder in 0..=u8::MAX {
-            for entry in near.list(folder)? {
+        for directory in 0..=u8::MAX {
+            for entry in near.list(directory)? {
                 match known.far.contains(&entry.object) {
                     true if same_boot => {
                         known.near.push_back((entry.object, entry.size));
@@ -396,7 +396,7 @@ impl Outside {
             known.near_bytes -= size;
             drop(known);
             if let Err(error) = self.near.remove(object) {
-                tracing::warn!(%error, %object, "a file that the external store has can't be removed from the folder");
+                tracing::warn!(%error, %object, "a file that the external store has can't be removed from the directory");
             }
         }
     }
@@ -446,7 +446,7 @@ impl Outside {
         let Packing::Chunks { compress } = self.packing else {
             return self.settle_at_once(objects);
         };
-        // In a bound folder, each file is stored outside under its own name.
+        // In a bound directory, each file is stored outside under its own name.
         let bound: Vec<bool> = objects
             .iter()
             .map(|(_, named)| self.inside(&named.path).is_some())
@@ -645,10 +645,10 @@ impl Store for Outside {
         })
     }
 
-    fn list(&self, folder: u8) -> Result<Vec<Entry>, StoreError> {
-        let mut entries = self.near.list(folder)?;
+    fn list(&self, directory: u8) -> Result<Vec<Entry>, StoreError> {
+        let mut entries = self.near.list(directory)?;
         let here: HashSet<ObjectId> = entries.iter().map(|entry| entry.object).collect();
-        let rows = self.db.read(|db| rows::of_folder(db, folder));
+        let rows = self.db.read(|db| rows::of_directory(db, directory));
         for (object, size) in rows.map_err(|error| self.failed(&error))? {
             if !here.contains(&object) {
                 entries.push(Entry {

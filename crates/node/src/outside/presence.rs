@@ -1,4 +1,4 @@
-//! Check that the external store is the one that holds the node's files. A file system that is not mounted is an empty folder; files
+//! Check that the external store is the one that holds the node's files. A file system that is not mounted is an empty directory; files
 //! that are missing there are not lost.
 //!
 //! The node writes a mark together with its first file. If neither the mark nor any other known file exists, the store is treated as
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Name of the mark.
 pub(super) const MARK: &str = ".tidemill-store";
-const TEXT: &str = "Nodes of a Tidemill array have files here. A store without this file may be taken for one that is away.\n";
+const TEXT: &str = "Nodes of a Tidemill cluster have files here. A store without this file may be taken for one that is away.\n";
 /// Time for which writers trust a successful check.
 const BELIEVED: Duration = Duration::from_secs(2);
 /// Maximum time without an answer of the store.

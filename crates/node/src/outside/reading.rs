@@ -236,7 +236,7 @@ impl Outside {
         })
     }
 
-    /// Converts the loss of a file. In a bound folder, a change by another program is no damage: it is the next version of the file. If
+    /// Converts the loss of a file. In a bound directory, a change by another program is no damage: it is the next version of the file. If
     /// that version is already known, the request for the former version belongs to a file that was renamed since, and the loss is real.
     fn lost(&self, placed: &Placed, why: Failure) -> Failure {
         self.reach.note_changed(&placed.path);
@@ -244,7 +244,9 @@ impl Outside {
         let held = self.reach.db.read(|db| rows::at(db, &placed.path));
         let followed = held.is_ok_and(|held| held.iter().any(other));
         match self.is_bound(&placed.path) && !followed {
-            true => Failure::Other(format!("{why}, which the folder has soon: read it again")),
+            true => Failure::Other(format!(
+                "{why}, which the directory has soon: read it again"
+            )),
             false => why,
         }
     }

@@ -31,9 +31,9 @@ pub(super) fn all(db: &Connection) -> Result<Vec<(ObjectId, u64, bool)>> {
 }
 
 /// Returns the external objects whose id has this lowest byte.
-pub(super) fn of_folder(db: &Connection, folder: u8) -> Result<Vec<(ObjectId, u64)>> {
+pub(super) fn of_directory(db: &Connection, directory: u8) -> Result<Vec<(ObjectId, u64)>> {
     db.prepare_cached("SELECT object, size FROM outside WHERE gone = 0 AND object & 255 = ?1")?
-        .query_map([folder], |row| Ok((object(row, 0)?, size(row, 1)?)))?
+        .query_map([directory], |row| Ok((object(row, 0)?, size(row, 1)?)))?
         .collect()
 }
 
@@ -85,7 +85,7 @@ pub(super) enum How {
     Put = 0,
     /// Another program wrote the file, and a client linked it.
     Linked = 1,
-    /// Another program wrote the file, in a bound folder. The row stays when the object is removed.
+    /// Another program wrote the file, in a bound directory. The row stays when the object is removed.
     Followed = 2,
 }
 
@@ -162,7 +162,7 @@ pub(super) fn retag(db: &Connection, object: ObjectId, at: &Placed) -> Result<()
 }
 
 /// Records that an object was removed. The row of a linked file is deleted. A file of the node is marked for removal. The row of a file
-/// in a bound folder is remembered. Returns the former location.
+/// in a bound directory is remembered. Returns the former location.
 pub(super) fn leave(db: &Connection, object: ObjectId) -> Result<Option<There>> {
     let id = object.0.cast_signed();
     let found = find(db, object)?;

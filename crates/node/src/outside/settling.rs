@@ -187,7 +187,7 @@ impl Outside {
         })
     }
 
-    /// Returns the wanted external name of an object, and whether it is in a bound folder.
+    /// Returns the wanted external name of an object, and whether it is in a bound directory.
     fn wanted(&self, object: ObjectId, named: &Named) -> (String, bool) {
         let inside = self.inside(&named.path);
         let path = inside.as_deref().unwrap_or(&named.path);
@@ -221,7 +221,7 @@ impl Outside {
     }
 
     /// Returns a place for an object: its wanted name, if possible. An own file with this name moves aside. A file of another program
-    /// stays, unless its bound folder knows the file as an earlier version of the same file.
+    /// stays, unless its bound directory knows the file as an earlier version of the same file.
     fn place(
         &self,
         (object, bound): (ObjectId, bool),
@@ -234,11 +234,11 @@ impl Outside {
         let now = match self.reach.wait(far.stat(&wanted)) {
             Ok(now) => now,
             Err(Failure::Missing) => return Ok(Place::Free(wanted, Over::Nothing)),
-            // The path is a folder or is below a file: no file can be written there.
+            // The path is a directory or is below a file: no file can be written there.
             Err(Failure::Changed) => return self.elsewhere(object, &wanted, opened),
             Err(why) => return Err(failed_at(&wanted)(why)),
         };
-        // The name belongs to a bound folder, and the object's file is not in that folder. It must not replace another file there.
+        // The name belongs to a bound directory, and the object's file is not in that directory. It must not replace another file there.
         let strange = !bound && self.is_bound(&wanted);
         let gives_way = self.db.read(|db| rows::gives_way(db, &now));
         if !strange && gives_way.map_err(|error| self.failed(&error))? {

@@ -29,7 +29,7 @@ pub(super) struct Memory {
     /// File that another program writes just before the next write.
     rush: Mutex<Option<(String, Vec<u8>)>>,
     /// Paths that exist and are no files.
-    folders: Mutex<Vec<String>>,
+    directories: Mutex<Vec<String>>,
     /// Number of requests without answer so far; `None`: requests are answered.
     silent: Mutex<Option<usize>>,
     /// Lock that stops all writes while a test holds it.
@@ -91,7 +91,12 @@ impl Memory {
         if *self.away.lock() {
             return Err(Failure::Other("away".into()));
         }
-        if self.folders.lock().iter().any(|folder| folder == path) {
+        if self
+            .directories
+            .lock()
+            .iter()
+            .any(|directory| directory == path)
+        {
             return Err(Failure::Changed);
         }
         let files = self.files.lock();
@@ -207,7 +212,7 @@ impl Far for Memory {
 }
 
 pub(super) struct Bench {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     pub(super) far: Arc<Memory>,
     pub(super) db: Db,
     pub(super) runtime: tokio::runtime::Runtime,
@@ -215,10 +220,10 @@ pub(super) struct Bench {
 
 impl Bench {
     pub(super) fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let db = Db::open(&folder.path().join("node.db")).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let db = Db::open(&directory.path().join("node.db")).unwrap();
         Self {
-            folder,
+            directory,
             far: Arc::default(),
             db,
             runtime: tokio::runtime::Runtime::new().unwrap(),
@@ -237,7 +242,7 @@ impl Bench {
             packing,
             near_bytes_max,
         };
-        let near = FolderStore::open(self.folder.path(), None).unwrap();
+        let near = DirectoryStore::open(self.directory.path(), None).unwrap();
         let with = (self.db.clone(), self.runtime.handle().clone());
         Outside::open(near, &at, None, with).unwrap()
     }
@@ -311,11 +316,11 @@ pub(super) fn settle(store: &Outside, one: &(ObjectId, Named)) -> Result<(), Sto
 }
 
 #[test]
-fn files_of_bound_folder_keep_names_with_packing() {
+fn files_of_bound_directory_keep_names_with_packing() {
     let bench = Bench::new();
     let store = Arc::new(bench.open_as(0, Packing::Chunks { compress: true }));
     let bound = vec![Bound {
-        folder: "/cloud".into(),
+        directory: "/cloud".into(),
         prefix: "p".into(),
     }];
     let follower = Follower::new(Arc::clone(&store));
@@ -363,13 +368,13 @@ fn object_settles_when_server_has_noted_its_file() {
     assert_eq!(bench.far.names(), ["a/b", "a/c"]);
 }
 
-/// The folder `/p` of the array has the same names in the store as `/cloud`, which is bound to `p`.
+/// The directory `/p` of the cluster has the same names in the store as `/cloud`, which is bound to `p`.
 #[test]
-fn object_outside_bound_folder_never_replaces_its_files() {
+fn object_outside_bound_directory_never_replaces_its_files() {
     let bench = Bench::new();
     let store = Arc::new(bench.open(0));
     let bound = vec![Bound {
-        folder: "/cloud".into(),
+        directory: "/cloud".into(),
         prefix: "p".into(),
     }];
     let follower = Follower::new(Arc::clone(&store));
@@ -396,7 +401,7 @@ fn object_outside_bound_folder_never_replaces_its_files() {
     bench.db.write_blocking(true, same).unwrap();
     settle(&store, &two).unwrap();
     assert_eq!(bench.far.get("p/b").unwrap().0, b"two");
-    // A file of the bound folder replaces its own former version.
+    // A file of the bound directory replaces its own former version.
     let next = bench.version(&store, 0x106, "/cloud/b", b"next");
     settle(&store, &next).unwrap();
     assert_eq!(bench.far.get("p/b").unwrap().0, b"next");
@@ -503,15 +508,15 @@ fn changed_or_unreachable_file_is_never_read_as_version() {
     assert_eq!(bench.far.names(), ["a", "linked"]);
 }
 
-/// A write replaces the file that the folder linked before. It never replaces a file that others have written since.
+/// A write replaces the file that the directory linked before. It never replaces a file that others have written since.
 #[test]
-fn file_of_bound_folder_replaces_only_its_own_version() {
+fn file_of_bound_directory_replaces_only_its_own_version() {
     let bench = Bench::new();
     let theirs = bench.far.put("p/a", b"theirs");
     let store = Arc::new(bench.open(0));
     let follower = Follower::new(Arc::clone(&store));
     let bound = vec![Bound {
-        folder: "/cloud".into(),
+        directory: "/cloud".into(),
         prefix: "p".into(),
     }];
     bench.runtime.block_on(follower.bind(bound)).unwrap();
@@ -573,7 +578,7 @@ fn file_of_bound_folder_replaces_only_its_own_version() {
     assert!(bench.far.names().contains(&"p/two".to_owned()));
 }
 
-/// The folder is empty, as if its file system were not mounted. No file is declared lost, and none is written.
+/// The directory is empty, as if its file system were not mounted. No file is declared lost, and none is written.
 #[test]
 fn store_without_known_files_is_unreachable() {
     for packing in [Packing::Files, Packing::Chunks { compress: false }] {
@@ -689,12 +694,12 @@ fn foreign_files_are_never_taken_as_own() {
     for (path, content) in [("same", ""), ("two", "x"), ("two.0000000000000102", "y")] {
         bench.far.put(path, content.as_bytes());
     }
-    bench.far.folders.lock().push("folder".into());
+    bench.far.directories.lock().push("directory".into());
     let store = bench.open(0);
     let ours = [
         bench.version(&store, 0x101, "/same", b""),
         bench.version(&store, 0x102, "/two", b"ours"),
-        bench.version(&store, 0x103, "/folder", b"ours"),
+        bench.version(&store, 0x103, "/directory", b"ours"),
     ];
     for one in &ours {
         settle(&store, one).unwrap();
@@ -706,7 +711,7 @@ fn foreign_files_are_never_taken_as_own() {
         names,
         [
             ".tidemill-objects/0000000000000102",
-            "folder.0000000000000103",
+            "directory.0000000000000103",
             "same.0000000000000101"
         ]
     );

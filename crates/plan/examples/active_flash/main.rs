@@ -21,7 +21,7 @@ use tidemill_plan::model::{Corrections, Site, jaguar};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut corrections = Corrections::default();
-    let (mut site, mut folder): (Option<PathBuf>, Option<PathBuf>) = (None, None);
+    let (mut site, mut directory): (Option<PathBuf>, Option<PathBuf>) = (None, None);
     let mut args = std::env::args().skip(1);
     while let Some(flag) = args.next() {
         let value = args.next().ok_or(format!("{flag} needs a value"))?;
@@ -32,12 +32,12 @@ fn main() -> Result<(), Box<dyn Error>> {
                 *switch.ok_or(format!("{value} is none of {names}"))? = false;
             }
             "--site" => site = Some(value.into()),
-            "--charts" => folder = Some(value.into()),
+            "--charts" => directory = Some(value.into()),
             _ => return Err(format!("{flag} is none of --without, --site, --charts").into()),
         }
     }
-    match folder {
-        Some(folder) => draw(site.as_deref(), &corrections, &folder)?,
+    match directory {
+        Some(directory) => draw(site.as_deref(), &corrections, &directory)?,
         None => print!("{}", paper::paper(&corrections)),
     }
     Ok(())
@@ -47,12 +47,12 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn draw(
     site: Option<&Path>,
     corrections: &Corrections,
-    folder: &Path,
+    directory: &Path,
 ) -> Result<(), Box<dyn Error>> {
     let site = site.map_or_else(|| Ok(jaguar()), Site::read)?;
-    std::fs::create_dir_all(folder)?;
+    std::fs::create_dir_all(directory)?;
     for chart in figures::charts(&site, corrections) {
-        let path = folder.join(chart.file_name);
+        let path = directory.join(chart.file_name);
         std::fs::write(&path, chart.svg)?;
         println!("{}", path.display());
     }

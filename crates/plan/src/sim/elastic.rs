@@ -1,5 +1,5 @@
-//! Elastic allocation: answers whether resuming nodes pays. It simulates one workflow on one array with more and more awake nodes in
-//! three ways: these nodes alone, all nodes, and as many as a running array would resume (LABIOS §4.2.3, Fig. 13).
+//! Elastic allocation: answers whether resuming nodes pays. It simulates one workflow on one cluster with more and more awake nodes in
+//! three ways: these nodes alone, all nodes, and as many as a running cluster would resume (LABIOS §4.2.3, Fig. 13).
 
 use super::error::SimError;
 use super::platform::Platform;
@@ -36,7 +36,7 @@ pub struct Point {
     pub elastic: Went,
 }
 
-/// Returns the array as if each node already ran every kernel of the workflow, so that all run times are known.
+/// Returns the cluster as if each node already ran every kernel of the workflow, so that all run times are known.
 #[must_use]
 pub fn known(mut platform: Platform, workflow: &Workflow) -> Platform {
     let mut history: BTreeMap<String, History> = BTreeMap::new();
@@ -52,7 +52,7 @@ pub fn known(mut platform: Platform, workflow: &Workflow) -> Platform {
     platform
 }
 
-/// Returns the quarters of an array, as in the paper's figure.
+/// Returns the quarters of a cluster, as in the paper's figure.
 #[must_use]
 pub fn quarters(nodes: usize) -> Vec<usize> {
     let mut awake: Vec<usize> = (1..=4).map(|part| (nodes * part / 4).max(1)).collect();

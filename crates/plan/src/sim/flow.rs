@@ -3,7 +3,7 @@
 //! A flow uses up to four resources at once: a pull uses its source's device and link and its target's link and device; a read or write
 //! uses one device. Every resource gives equal shares to all flows that use it, and the rate of a flow is the least of its shares. The
 //! unused part of a share, for a flow that is slower elsewhere, is not given to other flows. So no resource is allocated twice, and a
-//! change at one resource concerns only the flows that use it; with full max-min fairness it would affect the whole array.
+//! change at one resource concerns only the flows that use it; with full max-min fairness it would affect the whole cluster.
 //!
 //! All numbers are integers: remaining bytes are kept in billionths, so that rates in bytes per second and times in nanoseconds multiply
 //! exactly.
@@ -23,7 +23,7 @@ pub(super) struct FlowId {
     use_count: u32,
 }
 
-/// All resources and flows of an array.
+/// All resources and flows of a cluster.
 #[derive(Debug)]
 pub(super) struct Network {
     resources: Vec<Resource>,

@@ -260,7 +260,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Returns the size given for a file, by full path or by the name relative to the working folder.
+    /// Returns the size given for a file, by full path or by the name relative to the working directory.
     fn given(&self, path: &str, name: &str) -> Option<&Spanned<Amount>> {
         let files = &self.costs.files;
         files.get(path).or_else(|| files.get(name))

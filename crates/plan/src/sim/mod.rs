@@ -1,6 +1,6 @@
-//! The simulator: runs jobs on an array under a virtual clock, with the dispatcher of a running array.
+//! The simulator: runs jobs on a cluster under a virtual clock, with the dispatcher of a running cluster.
 //!
-//! [`Platform`] is the array, and [`Workflow`] is the job with run times and sizes; [`Simulation`] runs the job on the array and returns a
+//! [`Platform`] is the cluster, and [`Workflow`] is the job with run times and sizes; [`Simulation`] runs the job on the cluster and returns a
 //! [`Report`]. The dispatcher, its policies and the ledger of free resources are those of `tidemill_core`: this module only carries out
 //! their decisions in virtual time. `docs/planning.md` is the user's page, and describes the model.
 //!
@@ -9,7 +9,7 @@
 //!
 //! let platform = "[AFE]\n cores_per_afe = 2\n read_bandwidth = 550 # MB/s\n write_bandwidth = 450\n \
 //!                 read_latency = 15 # ms\n write_latency = 15\n [SERVER]\n number_afes = 4\n";
-//! let platform = Platform::parse("array.ini", platform)?;
+//! let platform = Platform::parse("cluster.ini", platform)?;
 //! let script = r#"name = "two"; workdir = "/w"; tasks = (
 //!     { name = "a"; kernel = "sort"; input = [ "raw" ]; output = [ "sorted" ]; },
 //!     { name = "b"; kernel = "head"; input = [ "sorted" ]; output = [ "top" ]; } );"#;

@@ -1,4 +1,4 @@
-//! Platforms: the simulated array, and the INI files that describe it (AnalyzeThis §6.1, Fig. 9). This module parses and checks platform
+//! Platforms: the simulated cluster, and the INI files that describe it (AnalyzeThis §6.1, Fig. 9). This module parses and checks platform
 //! files.
 //!
 //! The paper's file can be used unchanged. `docs/planning.md` lists every setting.
@@ -28,7 +28,7 @@ const SLEEP_MAX: Span = Span::from_secs(30 * 86_400);
 /// Lowest id of the host's node.
 const HOST_ID_MIN: usize = 1000;
 
-/// Simulated array.
+/// Simulated cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Platform {
     /// Storage nodes; their ids are their indices.
@@ -339,7 +339,7 @@ impl Platform {
         self.nodes.get(usize::try_from(id.0).ok()?)
     }
 
-    /// Returns the id of the host's node: above those of all others, as in a running array.
+    /// Returns the id of the host's node: above those of all others, as in a running cluster.
     #[must_use]
     pub fn host_id(&self) -> NodeId {
         let id = self.nodes.len().max(HOST_ID_MIN);
@@ -540,7 +540,7 @@ read_latency       = 15     # in ms
 write_latency      = 15     # in ms
 
 [SERVER]
-number_afes       = 4      # AFEs in array
+number_afes       = 4      # AFEs in cluster
 ";
 
     fn error(text: &str) -> String {

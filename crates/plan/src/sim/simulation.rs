@@ -51,7 +51,7 @@ impl Placement {
 pub enum Allocation {
     /// No nodes.
     Static,
-    /// As many as pays, as in a running array.
+    /// As many as pays, as in a running cluster.
     #[default]
     Elastic,
     /// All nodes, at once.
@@ -70,7 +70,7 @@ pub struct Simulation<'a> {
 }
 
 impl<'a> Simulation<'a> {
-    /// Returns a simulation with the workflow's policy or else the default of a running array, files placed round-robin, and seed 0.
+    /// Returns a simulation with the workflow's policy or else the default of a running cluster, files placed round-robin, and seed 0.
     #[must_use]
     pub fn new(platform: &'a Platform, workflow: &'a Workflow) -> Self {
         let policy = workflow.policy.as_deref().unwrap_or(policy::DEFAULT);
@@ -223,7 +223,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Checks that every task can run on some node: an array refuses a job with a task that can't.
+    /// Checks that every task can run on some node: a cluster refuses a job with a task that can't.
     fn check_wants(&self) -> Result<(), SimError> {
         let place = |node: NodeId, one: &Node, host: bool| Place {
             node,

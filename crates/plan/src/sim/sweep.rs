@@ -1,4 +1,4 @@
-//! Sweep: runs one workflow on arrays of many shapes, nodes × cores × policies, as in AnalyzeThis Fig. 10.
+//! Sweep: runs one workflow on clusters of many shapes, nodes × cores × policies, as in AnalyzeThis Fig. 10.
 
 use super::error::SimError;
 use super::platform::{Node, Platform};
@@ -43,7 +43,7 @@ impl Default for Shapes {
 pub struct Point {
     /// Name of the policy.
     pub policy: String,
-    /// Number of nodes of the array.
+    /// Number of nodes of the cluster.
     pub nodes: u32,
     /// Number of cores per node.
     pub cores: u32,
@@ -57,7 +57,7 @@ pub struct Point {
     pub energy_joules: Option<f64>,
 }
 
-/// Runs a workflow on arrays of all shapes and returns the points by policy, nodes, cores. The nodes are like the first node of
+/// Runs a workflow on clusters of all shapes and returns the points by policy, nodes, cores. The nodes are like the first node of
 /// `like`; its host and label latency are kept.
 ///
 /// # Errors
@@ -108,7 +108,7 @@ pub fn svg(workflow: &str, points: &[Point]) -> String {
     let least = points.iter().map(seconds).fold(f64::INFINITY, f64::min);
     let most = points.iter().map(seconds).fold(0.0, f64::max);
     let y = Axis::log("makespan in seconds");
-    // Separate scales would hide the differences of the policies on the same array.
+    // Separate scales would hide the differences of the policies on the same cluster.
     let y = if least > 0.0 && least < most {
         y.from_to(least * 0.9, most * 1.1)
     } else {

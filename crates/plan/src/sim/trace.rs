@@ -1,4 +1,4 @@
-//! A trace: the record of a real job on an array, for planning similar jobs and for checking predictions. This module parses traces and
+//! A trace: the record of a real job on a cluster, for planning similar jobs and for checking predictions. This module parses traces and
 //! converts them; it does no I/O.
 //!
 //! `tidemill jobs --export-trace` writes a trace; `docs/planning.md` describes it field by field. Times of tasks are nanoseconds since the
@@ -110,7 +110,7 @@ pub struct TraceHistory {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TraceFile {
-    /// Full path in the array.
+    /// Full path in the cluster.
     pub path: String,
     /// Size, in bytes.
     pub size_bytes: u64,
@@ -140,11 +140,11 @@ pub struct TracePart {
 pub enum TraceKernelKind {
     /// Kernel that is part of every node.
     Builtin,
-    /// A `.so` in the array.
+    /// A `.so` in the cluster.
     Native,
-    /// A WebAssembly module in the array.
+    /// A WebAssembly module in the cluster.
     Wasm,
-    /// An executable in the array.
+    /// An executable in the cluster.
     Stored,
     /// A program of the nodes' hosts.
     Program,
@@ -158,7 +158,7 @@ pub enum TraceKernelKind {
 pub struct TraceTask {
     /// Name of the task.
     pub name: String,
-    /// Kernel of the task. For a kernel that is stored in the array this is its full path, which is also one of `inputs`.
+    /// Kernel of the task. For a kernel that is stored in the cluster this is its full path, which is also one of `inputs`.
     pub kernel: String,
     /// Origin of the kernel.
     pub kernel_kind: TraceKernelKind,
@@ -218,7 +218,7 @@ pub struct TraceTask {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TraceOutput {
-    /// Full path in the array.
+    /// Full path in the cluster.
     pub path: String,
     /// Size, in bytes.
     pub size_bytes: u64,
@@ -280,7 +280,7 @@ impl Trace {
                 let (what, max) = (what(), CORES_MAX.into());
                 return error(Problem::TooMany { what, max });
             }
-            // The host's node of an array that lends no cores has none.
+            // The host's node of a cluster that lends no cores has none.
             if one.cores == 0 && !one.host {
                 return error(Problem::Zero { what: what() });
             }
@@ -421,7 +421,7 @@ impl Trace {
         })
     }
 
-    /// Returns the array as far as the trace describes it: the cores, histories and rates that nodes reported. Links and devices are as
+    /// Returns the cluster as far as the trace describes it: the cores, histories and rates that nodes reported. Links and devices are as
     /// fast as tasks really pulled, read and wrote, and labels are as fast as the fastest label was. Devices that were not measured apart
     /// from computing have no limit here. Links that transferred nothing large are as fast as their nodes reported.
     #[must_use]

@@ -120,8 +120,8 @@ mod tests {
 
     #[test]
     fn command_that_hangs_is_killed_with_its_children() {
-        let folder = tempfile::tempdir().unwrap();
-        let pid = folder.path().join("pid");
+        let directory = tempfile::tempdir().unwrap();
+        let pid = directory.path().join("pid");
         let line = format!("sleep 1000 & echo $! > {}; yes >&2", pid.display());
         let failed = run(&line).unwrap_err();
         assert!(failed.contains("was killed"), "{failed}");

@@ -1,10 +1,10 @@
 //! The worker manager: finds nodes that were idle for a while, suspends them, and wakes nodes that are needed. It sends messages to
-//! nodes and runs commands. Next: `server/src/array.rs`, which sends the messages.
+//! nodes and runs commands. Next: `server/src/cluster.rs`, which sends the messages.
 
 use super::{Elastic, Sleepers, energy, needs, span, store};
-use crate::array::Array;
-use crate::array::keeper::Activity;
 use crate::clock;
+use crate::cluster::Cluster;
+use crate::cluster::keeper::Activity;
 use crate::names::SqliteNames;
 use crate::names::commit::Database;
 use crate::names::shared::Shared;
@@ -30,7 +30,7 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// The worker manager: see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Manager {
-    array: Arc<Array>,
+    cluster: Arc<Cluster>,
     database: Arc<Database>,
     shared: Arc<Shared>,
     elastic: Arc<Elastic>,
@@ -42,11 +42,11 @@ pub(crate) struct Manager {
 
 impl Manager {
     /// Starts the manager, for as long as the server runs.
-    pub(crate) fn start(names: &SqliteNames, array: &Arc<Array>, elastic: Elastic) -> Self {
+    pub(crate) fn start(names: &SqliteNames, cluster: &Arc<Cluster>, elastic: Elastic) -> Self {
         let (automatic, shared) = (elastic.after.is_some(), names.shared().clone());
         shared.sleepers.configure(elastic.limits(), automatic);
         let manager = Self {
-            array: array.clone(),
+            cluster: cluster.clone(),
             database: names.database().clone(),
             shared,
             elastic: Arc::new(elastic),
@@ -87,7 +87,7 @@ impl Manager {
     /// Counts the nodes' energy, and stores it from time to time.
     async fn count(&self, kept: &mut Instant) {
         let energy = &self.sleepers().energy;
-        energy.count(&self.array.draws());
+        energy.count(&self.cluster.draws());
         if kept.elapsed() < KEEP {
             return;
         }
@@ -106,29 +106,29 @@ impl Manager {
         match action {
             Action::Suspend => self.suspend_unless_needed(node).await,
             Action::Keep => {
-                self.array.tell_asleep(node);
+                self.cluster.tell_asleep(node);
                 self.keep(node, true).await;
                 self.end_host(node);
             }
             Action::Wake => self.wake(node),
             Action::Forget => self.keep(node, false).await,
-            Action::GiveUp => self.array.give_up(node),
+            Action::GiveUp => self.cluster.give_up(node),
         }
     }
 
     /// Suspends a node unless it is needed. Work may have been assigned to it since the last look; from now on none is.
     async fn suspend_unless_needed(&self, node: u32) {
-        self.array.refresh();
-        if let Some(why) = self.needed(node, self.array.demand().await.as_ref()) {
+        self.cluster.refresh();
+        if let Some(why) = self.needed(node, self.cluster.demand().await.as_ref()) {
             self.sleepers().stays(node, why.to_owned());
-            return self.array.refresh();
+            return self.cluster.refresh();
         }
         let quiet_ns = match (self.by_hand.lock().remove(&node), self.elastic.after) {
             (false, Some(after)) => span(after).0,
             _ => 0,
         };
         let suspend = To::Suspend(v1::Suspend { quiet_ns });
-        if !self.array.send(node, suspend) {
+        if !self.cluster.send(node, suspend) {
             self.sleepers().on(node, Event::Left);
         }
     }
@@ -166,7 +166,7 @@ impl Manager {
 
     /// Wakes a node in all available ways.
     fn wake(&self, node: u32) {
-        let told = self.array.wake(node);
+        let told = self.cluster.wake(node);
         tracing::info!(node, "a suspended node is woken");
         let Some(command) = self.elastic.commands(node).wake else {
             if !told {
@@ -206,7 +206,7 @@ impl Manager {
         if asleep.is_empty() && candidates.is_empty() {
             return;
         }
-        let Some(demand) = self.array.demand().await else {
+        let Some(demand) = self.cluster.demand().await else {
             return;
         };
         for &node in &asleep {
@@ -235,11 +235,11 @@ impl Manager {
         let Some(after) = self.elastic.after else {
             return Vec::new();
         };
-        let up = self.array.up();
+        let up = self.cluster.up();
         let mut tired = Vec::new();
         let mut seen = self.seen.lock();
         for node in up {
-            let Some(now) = self.array.activity(node).filter(|now| now.may) else {
+            let Some(now) = self.cluster.activity(node).filter(|now| now.may) else {
                 continue;
             };
             let before = seen.insert(node, now);
@@ -286,10 +286,10 @@ impl Manager {
             return;
         }
         let awake: Vec<Worker> = self
-            .array
+            .cluster
             .stores()
             .into_iter()
-            .filter(|&node| self.array.activity(node).is_some())
+            .filter(|&node| self.cluster.activity(node).is_some())
             .filter_map(|node| self.worker(node, Span::default()))
             .collect();
         let mut sleeping: Vec<(Span, u32)> = able
@@ -315,7 +315,7 @@ impl Manager {
 
     /// Work is measured in core time here.
     fn worker(&self, node: u32, wake: Span) -> Option<Worker> {
-        let (power, cores) = self.array.power(node)?;
+        let (power, cores) = self.cluster.power(node)?;
         Some(Worker::of_cores(cores, power, wake))
     }
 
@@ -328,7 +328,7 @@ impl Manager {
         if sleepers.sleeps(node) && !sleepers.wakes(node) {
             return Ok(());
         }
-        let Some(activity) = self.array.activity(node) else {
+        let Some(activity) = self.cluster.activity(node) else {
             return Err(format!("node {node} is not up"));
         };
         if !activity.may {
@@ -336,7 +336,7 @@ impl Manager {
                 "node {node} can't be suspended: it keeps what it has in memory, or lends the server's cores"
             ));
         }
-        if let Some(why) = self.needed(node, self.array.demand().await.as_ref()) {
+        if let Some(why) = self.needed(node, self.cluster.demand().await.as_ref()) {
             return Err(format!("node {node} stays awake: {why}"));
         }
         self.by_hand.lock().insert(node);
@@ -360,7 +360,7 @@ impl Manager {
     pub(crate) async fn wake_now(&self, node: u32) -> Result<(), String> {
         let sleepers = self.sleepers();
         loop {
-            if self.array.activity(node).is_some() {
+            if self.cluster.activity(node).is_some() {
                 return Ok(());
             }
             let why = sleepers.why(node);

@@ -25,7 +25,7 @@ use tidemill_wire::v1;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Settings of suspending an array's nodes.
+/// Settings of suspending a cluster's nodes.
 #[derive(Clone, Debug)]
 pub struct Elastic {
     /// Idle time after which a node is suspended; `None`: only by command.
@@ -264,7 +264,7 @@ impl Sleepers {
             .unwrap_or_default()
     }
 
-    /// Forgets a node that was removed from the array.
+    /// Forgets a node that was removed from the cluster.
     pub(crate) fn forget(&self, node: u32) {
         self.known.lock().remove(&node);
     }

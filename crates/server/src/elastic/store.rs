@@ -46,7 +46,7 @@ pub(crate) fn keep(db: &Connection, kept: Kept) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Deletes the state of a node that was removed from the array.
+/// Deletes the state of a node that was removed from the cluster.
 pub(crate) fn forget(db: &Connection, node: u32) -> Result<(), Fault> {
     db.prepare_cached("DELETE FROM sleep WHERE node = ?1")?
         .execute([node])?;

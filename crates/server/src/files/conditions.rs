@@ -32,15 +32,15 @@ pub(crate) enum Wanted {
 }
 
 impl Version {
-    /// Returns the properties of a version of a file in an array. Objects are never reused and never change, so the object's number
+    /// Returns the properties of a version of a file in a cluster. Objects are never reused and never change, so the object's number
     /// identifies the content. Versions without bytes are equal everywhere.
-    pub(crate) fn new(array: u64, object: u64, size: u64, mtime: i64, now: i64) -> Self {
+    pub(crate) fn new(cluster: u64, object: u64, size: u64, mtime: i64, now: i64) -> Self {
         // The time must not be later than the request.
         let seconds = u64::try_from(mtime.min(now))
             .ok()
             .map(|ns| ns / 1_000_000_000);
         Self {
-            tag: format!("\"{array:016x}-{object:016x}\""),
+            tag: format!("\"{cluster:016x}-{object:016x}\""),
             modified: seconds.map(|s| SystemTime::UNIX_EPOCH + Duration::from_secs(s)),
             size,
         }

@@ -1,4 +1,4 @@
-//! Contents of a folder as JSON: in pages, so that no folder is too large.
+//! Contents of a directory as JSON: in pages, so that no directory is too large.
 
 use super::Refused;
 use super::path::{FILES, encoded};
@@ -12,7 +12,7 @@ use tidemill_wire::v1::{self, Kind};
 /// Number of names that are read and sent at once.
 pub(crate) const ENTRIES: u32 = 1000;
 
-/// Sends the first names of the folder at `path` and then all others.
+/// Sends the first names of the directory at `path` and then all others.
 pub(crate) async fn send<F>(
     path: &[u8],
     mut page: v1::Entries,
@@ -24,8 +24,8 @@ pub(crate) async fn send<F>(
     let names = path
         .split(|&byte| byte == b'/')
         .filter(|name| !name.is_empty());
-    let folder = names.fold(FILES.to_owned(), |folder, name| {
-        folder + "/" + &encoded(name)
+    let directory = names.fold(FILES.to_owned(), |directory, name| {
+        directory + "/" + &encoded(name)
     });
     let mut text = String::from("{\"entries\":[");
     let mut between = "";
@@ -33,7 +33,7 @@ pub(crate) async fn send<F>(
         for entry in &page.entries {
             text.push_str(between);
             between = ",\n";
-            text.push_str(&shown(&folder, entry));
+            text.push_str(&shown(&directory, entry));
         }
         if page.end {
             text.push_str("]}\n");
@@ -50,7 +50,7 @@ pub(crate) async fn send<F>(
 }
 
 /// Returns one name: `url` is exact, `name` is its readable form.
-fn shown(folder: &str, entry: &v1::Entry) -> String {
+fn shown(directory: &str, entry: &v1::Entry) -> String {
     let attr = entry.attr.unwrap_or_default();
     let slash = if attr.kind() == Kind::Directory {
         "/"
@@ -59,7 +59,7 @@ fn shown(folder: &str, entry: &v1::Entry) -> String {
     };
     let mut shown = json!({
         "name": escaped(&entry.name),
-        "url": format!("{folder}/{}{slash}", encoded(&entry.name)),
+        "url": format!("{directory}/{}{slash}", encoded(&entry.name)),
         "kind": match attr.kind() {
             Kind::Directory => "directory",
             Kind::Symlink => "symlink",

@@ -15,8 +15,8 @@ pub(crate) use refused::Refused;
 pub(crate) use stream::{Nodes, Source, Unreadable};
 
 use crate::access::{Access, Peer};
-use crate::array::Array;
 use crate::clock;
+use crate::cluster::Cluster;
 use crate::names::reading::Reading;
 use crate::names::{Caller, Fault, Request as NamesRequest, SqliteNames};
 use crate::recall::Recalls;
@@ -72,7 +72,7 @@ impl Files {
         names: &Arc<SqliteNames>,
         recalls: &Recalls,
         access: &Arc<Access>,
-        array: &Arc<Array>,
+        cluster: &Arc<Cluster>,
         trust: &Trust,
     ) -> Self {
         Self(Arc::new(Inner {
@@ -80,7 +80,7 @@ impl Files {
             recalls: recalls.clone(),
             access: access.clone(),
             nodes: Nodes {
-                array: array.clone(),
+                cluster: cluster.clone(),
                 shared: names.shared().clone(),
                 objects: Objects::new(Some(trust)),
             },
@@ -92,10 +92,10 @@ impl Files {
     /// Returns the routes of the service.
     pub(crate) fn routes(self) -> axum::Router {
         let below = format!("{}/{{*path}}", path::FILES);
-        let folder = format!("{}/", path::FILES);
+        let directory = format!("{}/", path::FILES);
         axum::Router::new()
             .route(path::FILES, any(serve))
-            .route(&folder, any(serve))
+            .route(&directory, any(serve))
             .route(&below, any(serve))
             .with_state(self)
     }
@@ -117,7 +117,7 @@ impl Files {
             Kind::File => self.file(&asked, (peer, &caller), attr.ino, shown()).await,
             Kind::Directory => {
                 let turn = self.turn(peer).await?;
-                self.folder(bytes, (caller, turn), attr.ino, path).await
+                self.directory(bytes, (caller, turn), attr.ino, path).await
             }
             other => Err(Refused::NoFile(shown(), called(other))),
         }
@@ -196,9 +196,9 @@ impl Files {
         let bytes = asked.method == Method::GET;
         let reading = self.read(caller, ino, || shown).await?;
         let vnode = &reading.vnode;
-        let array = self.0.nodes.array.id();
+        let cluster = self.0.nodes.cluster.id();
         let version = Version::new(
-            array,
+            cluster,
             vnode.object,
             vnode.size,
             vnode.mtime,
@@ -242,8 +242,8 @@ impl Files {
         built(response, body)
     }
 
-    /// Returns the names in a folder and their kinds.
-    async fn folder(
+    /// Returns the names in a directory and their kinds.
+    async fn directory(
         &self,
         bytes: bool,
         (caller, turn): (Caller, Turn),
@@ -276,13 +276,13 @@ impl Files {
         let read = Op::ReadDir(v1::ReadDir { ino, after, limit });
         match self.one(caller, read).await? {
             Answer::Entries(entries) => Ok(entries),
-            _ => Err(Fault::Malformed("no folder").into()),
+            _ => Err(Fault::Malformed("no directory").into()),
         }
     }
 
     /// Waits for the right to send a file.
     async fn turn(&self, peer: &Peer) -> Result<Turn, Refused> {
-        let own = match peer.trusted {
+        let own = match peer.administrator {
             true => None,
             false => Some(self.0.of_each.take(peer.uid).await?),
         };
@@ -304,7 +304,7 @@ async fn serve(State(files): State<Files>, request: Request<Body>) -> Response<B
 /// Returns the name of a kind of file without bytes.
 fn called(kind: Kind) -> &'static str {
     match kind {
-        Kind::Directory => "a folder",
+        Kind::Directory => "a directory",
         Kind::Fifo => "a pipe",
         Kind::Socket => "a socket",
         _ => "a special file",

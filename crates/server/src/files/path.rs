@@ -1,4 +1,4 @@
-//! Conversion between paths of the array and URLs.
+//! Conversion between paths of the cluster and URLs.
 
 use tonic::codegen::http::Uri;
 
@@ -17,7 +17,7 @@ pub(crate) enum BadPath {
     /// The URL has a byte that no name contains.
     #[error("no name has a slash (%2F) or a zero byte (%00) in it")]
     Byte,
-    /// The URL has a name that stands for another folder.
+    /// The URL has a name that stands for another directory.
     #[error("`.` and `..` are no names: write the path without them")]
     Dots,
 }
@@ -28,7 +28,7 @@ pub(crate) fn is_file(path: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Returns the path in the array. A path with a slash at its end names a folder.
+/// Returns the path in the cluster. A path with a slash at its end names a directory.
 pub(crate) fn of(uri: &Uri) -> Result<Vec<u8>, BadPath> {
     if uri.query().is_some() {
         return Err(BadPath::Query);

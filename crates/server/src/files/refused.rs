@@ -32,7 +32,7 @@ pub(crate) enum Refused {
     Peer(Status),
     #[error("{}", .0.message)]
     Name(v1::NameError),
-    #[error("{0} is {1}: only files have bytes, and only folders are listed")]
+    #[error("{0} is {1}: only files have bytes, and only directories are listed")]
     NoFile(String, &'static str),
     #[error("{0} is being written for the first time: it can be read when it is closed")]
     NotYet(String),

@@ -1,7 +1,7 @@
 //! Streams of a version's bytes from nodes to a client: one window at a time, while the next window is read, and from the next copy if
 //! a node does not answer.
 
-use crate::array::Array;
+use crate::cluster::Cluster;
 use crate::names::reading::Reading;
 use crate::names::shared::Shared;
 use bytes::Bytes;
@@ -67,7 +67,7 @@ pub(crate) type Frame = Result<Bytes, Unreadable>;
 /// Nodes from which bytes are read.
 #[derive(Clone, Debug)]
 pub(crate) struct Nodes {
-    pub(crate) array: Arc<Array>,
+    pub(crate) cluster: Arc<Cluster>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) objects: Objects,
 }
@@ -248,8 +248,10 @@ impl Source {
     }
 
     fn remote(&self, node: NodeId, part: &Part) -> Result<Remote, Unreadable> {
-        let Nodes { array, shared, .. } = &self.nodes;
-        let url = array.url(node.0);
+        let Nodes {
+            cluster, shared, ..
+        } = &self.nodes;
+        let url = cluster.url(node.0);
         let url = url.ok_or_else(|| Unreadable(format!("node {node} is away")))?;
         Ok(Remote {
             node,

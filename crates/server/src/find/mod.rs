@@ -1,7 +1,7 @@
 //! Search for files by their properties: names, sizes, owners, attributes, headers, lineage (`docs/find.md`). This module only reads.
 //!
 //! An expression becomes one query (`query`), which returns files in the order of their inodes, one page at a time. The answer contains
-//! only files that the asker may read or owns, and whose folders the asker may list.
+//! only files that the asker may read or owns, and whose directories the asker may list.
 
 mod query;
 
@@ -78,7 +78,7 @@ impl v1::find_server::Find for FindService {
         let asked = request.into_inner();
         let expr = find::read(&asked.expression);
         let expr = expr.map_err(|error| Status::invalid_argument(error.to_string()))?;
-        let own = match viewer.trusted && viewer.uid == 0 {
+        let own = match viewer.administrator && viewer.uid == 0 {
             true => None,
             false => {
                 let own = self.of_each.take(viewer.uid).await;
@@ -121,7 +121,7 @@ fn answer(
 ) -> Result<v1::FindReply, Fault> {
     let under = match asked.under.as_slice() {
         b"" | b"/" => Vec::new(),
-        path => folder(tx, path)?,
+        path => directory(tx, path)?,
     };
     let query = Query::new(tx, viewer, expr)?;
     let limit = match asked.limit {
@@ -161,8 +161,8 @@ fn answer(
     }
 }
 
-/// Returns the path of a folder without links. A folder that the caller may not list is not found.
-fn folder(tx: &Tx<'_>, path: &[u8]) -> Result<Vec<u8>, Fault> {
+/// Returns the path of a directory without links. A directory that the caller may not list is not found.
+fn directory(tx: &Tx<'_>, path: &[u8]) -> Result<Vec<u8>, Fault> {
     let vnode = tx
         .resolve(path, true)
         .map_err(|fault| tx.advised(path, fault))?;
@@ -187,11 +187,11 @@ fn seen(
     };
     let mut path = sight.listed(&vnode, under)?;
     if let Some(path) = &mut path
-        && headers::zarr::stands_for_folder(tx.db, vnode.object, path)?
+        && headers::zarr::stands_for_directory(tx.db, vnode.object, path)?
     {
-        // A Zarr is shown with the path of its folder.
-        let folder = path.iter().rposition(|&byte| byte == b'/');
-        path.truncate(folder.unwrap_or(0).max(1));
+        // A Zarr is shown with the path of its directory.
+        let directory = path.iter().rposition(|&byte| byte == b'/');
+        path.truncate(directory.unwrap_or(0).max(1));
     }
     Ok(path.map(|path| v1::Found {
         path,

@@ -18,7 +18,7 @@ const PIECES_MAX: u64 = 4;
 const BYTES_MAX: u64 = 64 << 10;
 const PIECE_BYTES_MAX: u64 = 4 << 20;
 
-/// Access to the stored bytes of a file or a folder.
+/// Access to the stored bytes of a file or a directory.
 pub(super) trait Stored {
     /// Reads bytes; `None` if they are unavailable.
     fn read(&self, bytes: &Bytes, into: &mut [u8]) -> Option<()>;

@@ -144,7 +144,7 @@ impl Reader {
                 (zarr.wanted(), outcome, parts)
             }
             Picked::Nothing(wanted) => {
-                let why = "the folder that it is in is no Zarr".into();
+                let why = "the directory that it is in is no Zarr".into();
                 (wanted, Outcome::Unreadable(why), Vec::new())
             }
         });
@@ -179,7 +179,7 @@ impl Reader {
             let header = tidemill_format::zarr::read(&files);
             let outcome = outcome(header, |header| {
                 files.look_at_all(header);
-                spans(header, Store::Folder(&files), &files)
+                spans(header, Store::Directory(&files), &files)
             });
             (outcome, files.seen.into_inner(), files.lacks.into_inner())
         });
@@ -297,7 +297,7 @@ impl Ranged {
         outcome(tidemill_format::read(self), |header| {
             let zip = matches!(header.format, Format::Zarr(_)).then(|| Zip::open(self));
             match &zip {
-                Some(Ok(zip)) => spans(header, Store::Folder(zip), self),
+                Some(Ok(zip)) => spans(header, Store::Directory(zip), self),
                 _ => spans(header, Store::File(self), self),
             }
         })

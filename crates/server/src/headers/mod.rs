@@ -1,7 +1,7 @@
 //! Headers of scientific files, read once for each version and stored, so that files can be found by their content
 //! (`docs/decisions/0033-metadata-search.md`).
 //!
-//! A Zarr that is a folder (`zarr`) has its header in many files. One of them stands for it.
+//! A Zarr that is a directory (`zarr`) has its header in many files. One of them stands for it.
 //!
 //! `store` queues a version in the transaction that makes it visible under a name of such files. `driver` reads headers, a few at a time,
 //! by ranges from the nodes that hold them. `facts` selects the stored facts of a header, and `coordinates` determines the ranges of

@@ -1,4 +1,4 @@
-//! Zarrs that are folders. The facts about a Zarr are stored with its topmost metadata file, which stands for the folder: users who may
+//! Zarrs that are directories. The facts about a Zarr are stored with its topmost metadata file, which stands for the directory: users who may
 //! read that file find the Zarr. Other files therefore count only if all readers of that file may read them, too, and links are not
 //! followed.
 
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tidemill_core::id::Inode;
 use tidemill_format::zarr::METADATA;
-use tidemill_format::{Folder, Header, NAMES_MAX, Span};
+use tidemill_format::{Directory, Header, NAMES_MAX, Span};
 use tidemill_kernel::array::{Reduced, Spec};
 use tidemill_wire::v1::Kind;
 use tokio::runtime::Handle;
@@ -36,10 +36,10 @@ pub(super) fn is_metadata(path: &[u8]) -> bool {
     name.is_some_and(|name| METADATA.iter().any(|known| known.as_bytes() == name))
 }
 
-/// A Zarr: its folder, and the file that stands for the folder.
+/// A Zarr: its directory, and the file that stands for the directory.
 #[derive(Clone, Debug)]
 pub(super) struct Zarr {
-    pub(super) folder: Vnode,
+    pub(super) directory: Vnode,
     pub(super) stands: Vnode,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Zarr {
 pub(super) enum Of {
     /// A file with a header of its own.
     File,
-    /// A metadata file in a folder that is not a Zarr yet.
+    /// A metadata file in a directory that is not a Zarr yet.
     Nothing,
     Zarr(Box<Zarr>),
 }
@@ -60,7 +60,7 @@ impl Zarr {
         }
     }
 
-    /// Whether all users who may read the representing file may read this file, or search this folder.
+    /// Whether all users who may read the representing file may read this file, or search this directory.
     fn shows(&self, vnode: &Vnode) -> bool {
         let bits = if vnode.is_dir() { 0o555 } else { 0o444 };
         let asked = (self.stands.mode & 0o044)
@@ -77,28 +77,28 @@ impl Zarr {
 /// Returns the kind of a version.
 pub(super) fn of(db: &Connection, ino: u64) -> Result<Of, Fault> {
     let names = names(db, ino)?;
-    let Some((folder, _)) = names.iter().find(|(_, name)| is_metadata(name)) else {
+    let Some((directory, _)) = names.iter().find(|(_, name)| is_metadata(name)) else {
         return Ok(Of::File);
     };
     let uid = Vnode::find(db, ino)?.map(|vnode| vnode.uid);
-    let found = around(db, *folder, uid)?;
+    let found = around(db, *directory, uid)?;
     Ok(found.map_or(Of::Nothing, |zarr| Of::Zarr(Box::new(zarr))))
 }
 
-/// Returns the topmost Zarr that contains a folder, as far as nested groups belong to one user.
-fn around(db: &Connection, folder: u64, mut uid: Option<u32>) -> Result<Option<Zarr>, Fault> {
+/// Returns the topmost Zarr that contains a directory, as far as nested groups belong to one user.
+fn around(db: &Connection, directory: u64, mut uid: Option<u32>) -> Result<Option<Zarr>, Fault> {
     let mut found: Option<Zarr> = None;
-    let mut at = folder;
+    let mut at = directory;
     for _ in 0..DEPTH_MAX {
-        let Some(folder) = Vnode::find(db, at)?.filter(Vnode::is_dir) else {
+        let Some(directory) = Vnode::find(db, at)?.filter(Vnode::is_dir) else {
             break;
         };
         let Some(stands) = stands_in(db, at, uid)? else {
             break;
         };
         uid = Some(stands.uid);
-        let above = folder.parent;
-        found = Some(Zarr { folder, stands });
+        let above = directory.parent;
+        found = Some(Zarr { directory, stands });
         if at == Inode::ROOT.0 {
             break;
         }
@@ -107,10 +107,10 @@ fn around(db: &Connection, folder: u64, mut uid: Option<u32>) -> Result<Option<Z
     Ok(found)
 }
 
-/// Returns the file that makes a folder a Zarr. With `uid`, the file has to belong to that user.
-fn stands_in(db: &Connection, folder: u64, uid: Option<u32>) -> Result<Option<Vnode>, Fault> {
+/// Returns the file that makes a directory a Zarr. With `uid`, the file has to belong to that user.
+fn stands_in(db: &Connection, directory: u64, uid: Option<u32>) -> Result<Option<Vnode>, Fault> {
     for name in &METADATA[..4] {
-        let found = Vnode::child(db, folder, name.as_bytes())?
+        let found = Vnode::child(db, directory, name.as_bytes())?
             .filter(|vnode| vnode.kind == Kind::File && vnode.version != 0 && vnode.object != 0);
         if let Some(vnode) = found.filter(|vnode| uid.is_none_or(|uid| uid == vnode.uid)) {
             return Ok(Some(vnode));
@@ -120,35 +120,35 @@ fn stands_in(db: &Connection, folder: u64, uid: Option<u32>) -> Result<Option<Vn
 }
 
 impl Tx<'_> {
-    /// Reads a Zarr's header again after a file or folder in it has been renamed, created or deleted.
+    /// Reads a Zarr's header again after a file or directory in it has been renamed, created or deleted.
     pub(crate) fn changes_zarr(
         &self,
-        folder: u64,
+        directory: u64,
         name: &[u8],
         vnode: &Vnode,
     ) -> Result<(), Fault> {
         match vnode.is_dir() || is_metadata(name) {
-            true => self.zarr_anew(folder),
+            true => self.zarr_anew(directory),
             false => Ok(()),
         }
     }
 
-    /// Reads a Zarr's header again after rights of a file or folder in it have changed.
+    /// Reads a Zarr's header again after rights of a file or directory in it have changed.
     pub(crate) fn changes_zarr_rights(&self, vnode: &Vnode) -> Result<(), Fault> {
         if vnode.is_dir() {
             return self.zarr_anew(vnode.ino);
         }
-        for (folder, name) in names(self.db, vnode.ino)? {
-            self.changes_zarr(folder, &name, vnode)?;
+        for (directory, name) in names(self.db, vnode.ino)? {
+            self.changes_zarr(directory, &name, vnode)?;
         }
         Ok(())
     }
 
-    /// Reads the Zarr that contains a folder again, and the Zarr that contains the parent folder if that is another one.
-    fn zarr_anew(&self, folder: u64) -> Result<(), Fault> {
-        let above = Vnode::find(self.db, folder)?.map(|vnode| vnode.parent);
+    /// Reads the Zarr that contains a directory again, and the Zarr that contains the parent directory if that is another one.
+    fn zarr_anew(&self, directory: u64) -> Result<(), Fault> {
+        let above = Vnode::find(self.db, directory)?.map(|vnode| vnode.parent);
         let mut known = None;
-        for at in [Some(folder), above].into_iter().flatten() {
+        for at in [Some(directory), above].into_iter().flatten() {
             if let Some(zarr) = around(self.db, at, None)?
                 && known != Some(zarr.stands.object)
             {
@@ -160,7 +160,7 @@ impl Tx<'_> {
     }
 }
 
-/// Returns the folders that contain a file, and its name in each.
+/// Returns the directories that contain a file, and its name in each.
 fn names(db: &Connection, ino: u64) -> Result<Vec<(u64, Vec<u8>)>, Fault> {
     let sql = "SELECT parent, name FROM dirent WHERE ino = ?1";
     let mut statement = db.prepare_cached(sql)?;
@@ -170,8 +170,12 @@ fn names(db: &Connection, ino: u64) -> Result<Vec<(u64, Vec<u8>)>, Fault> {
     Ok(names.collect::<Result<_, _>>()?)
 }
 
-/// Whether a file with this path stands for its folder.
-pub(crate) fn stands_for_folder(db: &Connection, object: u64, path: &[u8]) -> Result<bool, Fault> {
+/// Whether a file with this path stands for its directory.
+pub(crate) fn stands_for_directory(
+    db: &Connection,
+    object: u64,
+    path: &[u8],
+) -> Result<bool, Fault> {
     Ok(is_metadata(path) && store::is_read(db, object)?)
 }
 
@@ -196,7 +200,7 @@ impl Files {
             ));
         }
         let found = self.names.database().read(|db| {
-            let mut vnode = self.zarr.folder.clone();
+            let mut vnode = self.zarr.directory.clone();
             for name in path.split('/').filter(|name| !name.is_empty()) {
                 if !vnode.is_dir() || matches!(name, "." | "..") {
                     return Ok(None);
@@ -259,7 +263,7 @@ impl Files {
     }
 }
 
-impl Folder for Files {
+impl Directory for Files {
     fn size(&self, path: &str) -> io::Result<Option<u64>> {
         Ok(self.file(path)?.map(|vnode| vnode.size))
     }
@@ -294,14 +298,14 @@ impl Folder for Files {
     }
 
     fn list(&self, path: &str) -> io::Result<Vec<String>> {
-        let Some(folder) = self.vnode(path)?.filter(Vnode::is_dir) else {
+        let Some(directory) = self.vnode(path)?.filter(Vnode::is_dir) else {
             return Ok(Vec::new());
         };
         let listed = self.names.database().read(|db| {
             let sql = "SELECT name FROM dirent WHERE parent = ?1 LIMIT ?2";
             let mut statement = db.prepare_cached(sql)?;
             let most = i64::try_from(NAMES_MAX + 2).unwrap_or(i64::MAX);
-            let names = statement.query_map([folder.ino.cast_signed(), most], |row| {
+            let names = statement.query_map([directory.ino.cast_signed(), most], |row| {
                 row.get::<_, Vec<u8>>(0)
             })?;
             Ok(names.collect::<Result<Vec<_>, _>>()?)
@@ -344,15 +348,15 @@ mod tests {
     #[test]
     fn zarr_shows_only_files_readable_by_caller() {
         let vnode = |uid: u32, mode: u32| {
-            let mut vnode = Vnode::folder(7, mode, (uid, uid), 0);
+            let mut vnode = Vnode::directory(7, mode, (uid, uid), 0);
             vnode.kind = Kind::File;
             vnode
         };
         let of = |mode: u32| Zarr {
-            folder: Vnode::folder(2, 0o755, (1, 1), 0),
+            directory: Vnode::directory(2, 0o755, (1, 1), 0),
             stands: vnode(1, mode),
         };
-        let folder = |uid: u32, mode: u32| Vnode::folder(3, mode, (uid, uid), 0);
+        let directory = |uid: u32, mode: u32| Vnode::directory(3, mode, (uid, uid), 0);
         for (zarr, other, shown) in [
             (0o644, vnode(1, 0o644), true),
             (0o600, vnode(1, 0o600), true),
@@ -361,11 +365,11 @@ mod tests {
             (0o640, vnode(2, 0o640), false),
             (0o600, vnode(2, 0o644), true),
             (0o644, vnode(2, 0o600), false),
-            (0o644, folder(1, 0o755), true),
-            (0o644, folder(1, 0o744), false),
-            (0o640, folder(1, 0o750), true),
-            (0o644, folder(1, 0o700), false),
-            (0o600, folder(2, 0o700), false),
+            (0o644, directory(1, 0o755), true),
+            (0o644, directory(1, 0o744), false),
+            (0o640, directory(1, 0o750), true),
+            (0o644, directory(1, 0o700), false),
+            (0o600, directory(2, 0o700), false),
         ] {
             assert_eq!(of(zarr).shows(&other), shown, "{zarr:o} {other:?}");
         }

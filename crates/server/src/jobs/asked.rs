@@ -10,7 +10,7 @@ use super::driver::Signals;
 use super::mapper::printed;
 use super::submit::{Given, Refused, Submission, submit_given};
 use super::view;
-use crate::array::Array;
+use crate::cluster::Cluster;
 use crate::files::Source;
 use crate::files::stream::Nodes;
 use crate::names::shared::Shared;
@@ -95,7 +95,7 @@ impl Asked {
     /// Asks the outstanding programs; returns whether there were any.
     pub(super) async fn ask(
         &mut self,
-        around: (&SqliteNames, &Recalls, &Arc<Array>),
+        around: (&SqliteNames, &Recalls, &Arc<Cluster>),
         (of, given): (&Submission, &Given),
     ) -> Result<bool, Refused> {
         let wanted = std::mem::take(self.wanted.get_mut());
@@ -119,11 +119,11 @@ impl Asked {
                 .iter()
                 .map(|((object, _), program)| (program.path.clone(), *object)),
         );
-        let (names, recalls, array) = around;
+        let (names, recalls, cluster) = around;
         let kept = Box::pin(submit_given(
             names,
             recalls,
-            array,
+            cluster,
             (submission, &given),
             |_, _| Ok(()),
         ));
@@ -133,7 +133,7 @@ impl Asked {
         let _ = asks.driver.send(Incoming::Submitted(Box::new(accepted)));
         let run = Run {
             names,
-            array,
+            cluster,
             asks,
             job,
             pinned: Pinned {
@@ -206,7 +206,7 @@ impl Pinned<'_> {
 /// A job whose tasks are the programs that are asked.
 struct Run<'a> {
     names: &'a SqliteNames,
-    array: &'a Arc<Array>,
+    cluster: &'a Arc<Cluster>,
     asks: &'a Asks,
     job: JobId,
     pinned: Pinned<'a>,
@@ -279,9 +279,9 @@ impl Run<'_> {
         if part.size > PRINTED_BYTES_MAX {
             return Err(format!("it printed more than {PRINTED_BYTES_MAX} bytes"));
         }
-        let objects = self.array.objects().ok_or("no file can be read here")?;
+        let objects = self.cluster.objects().ok_or("no file can be read here")?;
         let nodes = Nodes {
-            array: self.array.clone(),
+            cluster: self.cluster.clone(),
             shared: self.names.shared().clone(),
             objects: objects.clone(),
         };

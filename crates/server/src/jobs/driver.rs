@@ -18,8 +18,8 @@ use super::plan::Sight;
 use super::publish::{self, Publishing};
 use super::results::{self, Presumed};
 use super::{Accepted, Files, Incoming, awaited_key, store, trace};
-use crate::array::{Array, Report};
 use crate::clock;
+use crate::cluster::{Cluster, Report};
 use crate::conditions::database_state;
 use crate::copies::{self, Absent, Found, Losses, Short};
 use crate::moves;
@@ -41,9 +41,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 use tidemill_core::copies::{COPIES_MAX, Kept, Next, Site};
+use tidemill_core::directory::is_directory;
 use tidemill_core::dispatch::{Config, Dispatcher};
 use tidemill_core::event::{Action, Event, JobState, NodeView, Origin, OutputSpec};
-use tidemill_core::folder::is_folder;
 use tidemill_core::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
 use tidemill_core::label::{Damaged, Failure, FailureKind, Label, Lane, Operation, Outcome, Owner};
 use tidemill_core::layout::Striped;
@@ -95,7 +95,7 @@ pub(crate) struct Driver {
     names: Arc<SqliteNames>,
     database: Arc<Database>,
     shared: Arc<Shared>,
-    array: Arc<Array>,
+    cluster: Arc<Cluster>,
     queue: Arc<dyn Queue>,
     /// Time of the next attempt to use the queue, if the queue may lack labels or has labels that were not sent to nodes.
     behind: Option<Time>,
@@ -191,7 +191,7 @@ impl Driver {
     /// Restores the jobs that have not ended.
     pub(crate) fn new(
         names: Arc<SqliteNames>,
-        array: Arc<Array>,
+        cluster: Arc<Cluster>,
         queue: Arc<dyn Queue>,
         garbage: Garbage,
         signals: Signals,
@@ -218,7 +218,7 @@ impl Driver {
             shared: names.shared().clone(),
             names,
             database,
-            array,
+            cluster,
             queue,
             behind: Some(Time::default()),
             garbage,
@@ -332,25 +332,25 @@ impl Driver {
 
     /// Creates labels for missing copies.
     fn make_copies(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
-        let gone = self.array.gone(self.losses.after);
-        let looks = self.losses.renew(&gone, &self.array.up());
+        let gone = self.cluster.gone(self.losses.after);
+        let looks = self.losses.renew(&gone, &self.cluster.up());
         steps.extend(looks.into_iter().map(Step::Look));
         let unlisted = self.database.read(moves::unlisted).unwrap_or_default();
         self.copy |= !unlisted.is_empty();
         steps.extend(unlisted.into_iter().map(Step::List));
-        let filling = copies::filling(&self.database, &self.array);
+        let filling = copies::filling(&self.database, &self.cluster);
         steps.extend(filling.into_iter().map(Step::MakeRoom));
         let now = clock::now_ns();
         let until = now.max(self.woken);
         let due = self
             .database
-            .read(|db| copies::due(db, (now, until), &self.array.up(), copies::VERSIONS_MAX));
+            .read(|db| copies::due(db, (now, until), &self.cluster.up(), copies::VERSIONS_MAX));
         let due = due.unwrap_or_else(|fault| {
             fault.put_off("copies are put off");
             Vec::new()
         });
-        let sites = self.array.sites();
-        let absent = Absent::new(&self.losses, &self.shared.leaving, &self.array);
+        let sites = self.cluster.sites();
+        let absent = Absent::new(&self.losses, &self.shared.leaving, &self.cluster);
         let all = due.len() < copies::VERSIONS_MAX;
         let mut settled = false;
         for object in due {
@@ -483,7 +483,7 @@ impl Driver {
         }
     }
 
-    /// Handles the removal of a node from the array: its remaining work will not be done.
+    /// Handles the removal of a node from the cluster: its remaining work will not be done.
     fn on_removed(&mut self, node: NodeId, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         self.tell_emptied(steps, outbox);
         self.feed(Event::NodeDown { node }, steps, outbox);
@@ -491,7 +491,7 @@ impl Driver {
         for (_, label) in errands.into_iter().filter(|(on, _)| *on == node) {
             let failure = Failure {
                 kind: FailureKind::NodeLost,
-                message: format!("node {} was taken out of the array", node.0),
+                message: format!("node {} was taken out of the cluster", node.0),
             };
             let outcome = Outcome::at(clock::now(), Err(failure));
             self.on_finished(node, label.id, outcome, steps, outbox);
@@ -528,7 +528,7 @@ impl Driver {
             fault.put_off("removals are put off");
             return;
         }
-        for node in self.array.up() {
+        for node in self.cluster.up() {
             let (id, mut last) = (NodeId(node), ObjectId(0));
             while self.dispatcher.takes_errand(id, Lane::Remove) {
                 let mut objects = match self.garbage.due(node, last) {
@@ -820,8 +820,8 @@ impl Driver {
         let checked = self.database.read(|db| {
             let tx = Tx::new(db, &self.shared, &caller, 0, clock::now_ns());
             for output in outputs.iter().filter(|output| !output.part) {
-                let obstacle = if output.is_folder() {
-                    publish::folder_obstacle(&tx, &memo.anchors, &output.path, memo.replace)?
+                let obstacle = if output.is_directory() {
+                    publish::directory_obstacle(&tx, &memo.anchors, &output.path, memo.replace)?
                 } else {
                     publish::obstacle(&tx, &memo.anchors, &output.path, output.inode.0)?
                 };
@@ -892,7 +892,7 @@ impl Driver {
                 damaged: outcome.damaged.clone(),
             };
             if let Some(task) = task {
-                let power = self.array.power(node.0);
+                let power = self.cluster.power(node.0);
                 let above_idle =
                     power.and_then(|(power, cores)| power.above_idle(outcome.cpu, cores));
                 steps.push(Step::Measured {
@@ -979,13 +979,13 @@ impl Driver {
         }
     }
 
-    /// Returns the label with the names of the files in the folders that it reads.
+    /// Returns the label with the names of the files in the directories that it reads.
     fn unfolded(&self, mut label: Label) -> Label {
         if let Operation::Analyse(analysis) = &mut label.operation
-            && analysis.inputs.iter().any(|one| is_folder(&one.name))
+            && analysis.inputs.iter().any(|one| is_directory(&one.name))
             && let Some(memo) = self.jobs.get(&analysis.job)
         {
-            analysis.inputs = memo.folders.unfold(&analysis.inputs);
+            analysis.inputs = memo.directories.unfold(&analysis.inputs);
         }
         label
     }
@@ -994,7 +994,7 @@ impl Driver {
     /// they connect.
     fn deliver(&mut self, mut outbox: Outbox, acks: &Acks) -> Result<(), Unavailable> {
         let mut nodes: BTreeSet<NodeId> = outbox.labels.keys().copied().collect();
-        let up: BTreeSet<NodeId> = self.array.up().into_iter().map(NodeId).collect();
+        let up: BTreeSet<NodeId> = self.cluster.up().into_iter().map(NodeId).collect();
         if self.behind.is_some() {
             if self.queue.may_lack() {
                 for (node, label) in self.database.read(|db| outbox::of(db, None))? {
@@ -1069,27 +1069,27 @@ impl Driver {
         }
         let mut batch = v1::Labels::default();
         let mut bytes = 0;
-        let up = self.array.up();
+        let up = self.cluster.up();
         for (label, remembered) in labels.iter().zip(remembered) {
             let label = self.signed((node, &up), label, remembered);
             bytes += label.encoded_len();
             batch.labels.push(label);
-            // Labels that read folders may name very many files.
+            // Labels that read directories may name very many files.
             if bytes > LABELS_BYTES_MAX {
                 let batch = std::mem::take(&mut batch);
-                self.array.send(node.0, To::Labels(batch));
+                self.cluster.send(node.0, To::Labels(batch));
                 bytes = 0;
             }
         }
         if !batch.labels.is_empty() {
-            self.array.send(node.0, To::Labels(batch));
+            self.cluster.send(node.0, To::Labels(batch));
         }
     }
 
     /// Returns the cached results that may answer labels sent together.
     fn recall(&self, labels: &[Label]) -> Result<Vec<Option<v1::Remembered>>, Fault> {
         let mut presumed = Presumed::default();
-        let up = |node: NodeId| self.array.up().contains(&node.0);
+        let up = |node: NodeId| self.cluster.up().contains(&node.0);
         self.database.read(|db| {
             let recalled = labels.iter().map(|label| {
                 let task = self.dispatcher.task_of(label.id);
@@ -1111,7 +1111,7 @@ impl Driver {
         holders.find(|node| up.contains(node))
     }
 
-    /// Returns whether a node keeps its files outside of the array.
+    /// Returns whether a node keeps its files outside of the cluster.
     fn is_outside(&self, node: NodeId) -> bool {
         let rooms = self.shared.rooms();
         let mut outside = rooms.store.iter().filter(|room| room.outside);
@@ -1238,7 +1238,7 @@ impl Driver {
         for (_, placed) in &files {
             self.shared.pin(placed.object.0);
         }
-        let folders = of.outputs.iter().filter(|output| output.is_folder());
+        let directories = of.outputs.iter().filter(|output| output.is_directory());
         let offered = label.and_then(|label| self.offered.remove(&label));
         let offered = offered.unwrap_or_default();
         let was_reused = unsettled.is_some_and(|unsettled| unsettled.outcome.reused.is_some());
@@ -1250,7 +1250,7 @@ impl Driver {
             label: label.unwrap_or_default(),
             owner: memo.owner,
             groups: memo.groups.clone(),
-            folders: folders.cloned().collect(),
+            directories: directories.cloned().collect(),
             anchors: memo.anchors.clone(),
             outputs: files.clone(),
             layouts,
@@ -1345,13 +1345,13 @@ impl Driver {
             }
         }
         for (node, message) in outbox.messages.drain(..) {
-            self.array.send(node, message);
+            self.cluster.send(node, message);
         }
         let acks = std::mem::take(&mut outbox.acks);
         self.try_to_deliver(outbox, &acks);
         for (node, labels) in acks {
             let labels = labels.iter().map(|label| label.0).collect();
-            self.array.send(node.0, To::Ack(v1::Ack { labels }));
+            self.cluster.send(node.0, To::Ack(v1::Ack { labels }));
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! status replaces the earlier status, and a repeated message is queued once.
 
 use super::Incoming;
-use crate::array::Report;
+use crate::cluster::Report;
 #[cfg(feature = "simulation")]
 use crate::simulated::time as clock;
 use std::collections::VecDeque;

@@ -1,7 +1,7 @@
 //! Mappers: find which bytes of a file hold the values of a variable, and how to decode the bytes. This module reads headers only,
 //! by ranges and with bounded readers (`tidemill_format`); it reads no values.
 
-pub(super) mod folder;
+pub(super) mod directory;
 mod numbers;
 pub(super) mod printed;
 mod text;
@@ -114,7 +114,7 @@ pub(super) fn map(
     };
     let store = zip
         .as_ref()
-        .map_or(Store::File(bytes), |zip| Store::Folder(zip));
+        .map_or(Store::File(bytes), |zip| Store::Directory(zip));
     let wrong = |why| format!("{mapper}: {why}");
     let handed = numbers::handed(mapping.kernels, variable, header.format).map_err(wrong)?;
     let mut found = Found::new(variable, layout, store).map_err(wrong)?;

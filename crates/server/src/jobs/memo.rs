@@ -5,15 +5,15 @@ use super::way::Anchors;
 use super::{Accepted, Files};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tidemill_core::directory::is_directory;
 use tidemill_core::event::{Ended, Origin, OutputSpec};
-use tidemill_core::folder::is_folder;
 use tidemill_core::id::{JobId, ObjectId, TaskId};
 use tidemill_core::job::{Lifetime, MAX_INPUTS};
 use tidemill_core::label::{Input, Owner};
 use tidemill_core::layout::Selection;
 use tidemill_core::object::Placed;
 
-/// Maximum number of bytes of the names of files in folders that one label reads.
+/// Maximum number of bytes of the names of files in directories that one label reads.
 const NAME_BYTES_MAX: usize = 16 << 20;
 
 /// One unfinished job.
@@ -27,13 +27,13 @@ pub(crate) struct Memo {
     pub(crate) tasks: BTreeMap<TaskId, TaskMemo>,
     /// Objects that must stay until the job has ended.
     pub(crate) pins: Vec<ObjectId>,
-    /// Content of the folders that the job's tasks have made.
-    pub(crate) folders: Folders,
+    /// Content of the directories that the job's tasks have made.
+    pub(crate) directories: Directories,
 }
 
-/// Content of folders that tasks have made, by the object that stands for each folder: names in the folder, and objects.
+/// Content of directories that tasks have made, by the object that stands for each directory: names in the directory, and objects.
 #[derive(Debug, Default)]
-pub(crate) struct Folders(BTreeMap<ObjectId, Vec<(String, Placed)>>);
+pub(crate) struct Directories(BTreeMap<ObjectId, Vec<(String, Placed)>>);
 
 /// One task of the job.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl Memo {
             anchors: Arc::new(accepted.anchors.clone()),
             tasks: BTreeMap::new(),
             pins: Vec::new(),
-            folders: Folders::default(),
+            directories: Directories::default(),
         };
         for (task, lifetime) in spec.tasks.iter().zip(&accepted.lifetimes) {
             let mut makers = Vec::new();
@@ -152,19 +152,19 @@ impl Memo {
     ) -> Vec<(u64, ObjectId)> {
         self.pins
             .extend(files.iter().map(|(_, placed)| placed.object));
-        for output in outputs.iter().filter(|output| output.is_folder()) {
+        for output in outputs.iter().filter(|output| output.is_directory()) {
             let within = files
                 .iter()
                 .filter(|(file, _)| file.name.starts_with(&output.name));
             if let Some((_, first)) = within.clone().next() {
                 let files = within.map(|(file, placed)| (file.name.as_str(), *placed));
-                let folder = ObjectId(first.object.0 - 1);
-                self.folders.put(folder, &output.name, files);
+                let directory = ObjectId(first.object.0 - 1);
+                self.directories.put(directory, &output.name, files);
             }
         }
         let handed = |name: &str| {
             let mut handed = outputs.iter().filter(|output| output.memory);
-            handed.any(|output| match output.is_folder() {
+            handed.any(|output| match output.is_directory() {
                 true => name.starts_with(&output.name),
                 false => name == output.name,
             })
@@ -180,11 +180,11 @@ impl Memo {
     }
 }
 
-impl Folders {
-    /// Records the content of a folder with this name, from files with the folder's name as prefix.
+impl Directories {
+    /// Records the content of a directory with this name, from files with the directory's name as prefix.
     pub(crate) fn put<'a>(
         &mut self,
-        folder: ObjectId,
+        directory: ObjectId,
         name: &str,
         files: impl Iterator<Item = (&'a str, Placed)>,
     ) {
@@ -192,17 +192,17 @@ impl Folders {
             let name = file.strip_prefix(name)?;
             Some((name.to_owned(), placed))
         });
-        self.0.insert(folder, within.collect());
+        self.0.insert(directory, within.collect());
     }
 
-    /// Returns a label's inputs with the files of each folder in its place. If they exceed the limit of a label, returns the inputs
+    /// Returns a label's inputs with the files of each directory in its place. If they exceed the limit of a label, returns the inputs
     /// unchanged; the node then reports the error.
     pub(crate) fn unfold(&self, inputs: &[Input]) -> Vec<Input> {
         let mut all = Vec::with_capacity(inputs.len());
         let mut name_bytes = 0;
         for input in inputs {
-            let folder = self.0.get(&input.object);
-            let Some(files) = folder.filter(|_| is_folder(&input.name)) else {
+            let directory = self.0.get(&input.object);
+            let Some(files) = directory.filter(|_| is_directory(&input.name)) else {
                 all.push(input.clone());
                 continue;
             };

@@ -26,7 +26,7 @@ mod trace;
 mod view;
 pub(crate) mod way;
 
-use crate::array::Report;
+use crate::cluster::Report;
 use std::collections::BTreeMap;
 use tidemill_core::dispatch::NodeLoad;
 use tidemill_core::event::{JobSpec, OutputSpec};
@@ -76,11 +76,11 @@ pub(crate) struct Accepted {
     pub(crate) replace: bool,
     /// Whether cached results are used.
     pub(crate) cache: bool,
-    /// Existing folders that the outputs are created in.
+    /// Existing directories that the outputs are created in.
     pub(crate) anchors: way::Anchors,
     /// How long each task's outputs are kept.
     pub(crate) lifetimes: Vec<tidemill_core::job::Lifetime>,
-    /// For a restored job: the files of tasks that succeeded, if one of their outputs is a folder.
+    /// For a restored job: the files of tasks that succeeded, if one of their outputs is a directory.
     pub(crate) files: BTreeMap<TaskId, Files>,
 }
 

@@ -1,7 +1,7 @@
-//! The plan of a job: the answer to a dry run. A planner calculates with it, so it has the facts that the array has recorded and
+//! The plan of a job: the answer to a dry run. A planner calculates with it, so it has the facts that the cluster has recorded and
 //! omits unknown values. This module writes nothing.
 
-use super::memo::Folders;
+use super::memo::Directories;
 use super::results::{self, Presumed};
 use super::spec::kind;
 use super::submit::{self, PRETENDED, Read};
@@ -9,8 +9,8 @@ use super::{store, trace, view};
 use crate::names::Fault;
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
+use tidemill_core::directory::{is_directory, outputs_of};
 use tidemill_core::event::{InputSpec, Origin, Share, TaskSpec};
-use tidemill_core::folder::{is_folder, outputs_of};
 use tidemill_core::id::{LabelId, NodeId, ObjectId, TaskId};
 use tidemill_core::label::{Analysis, Input, Label, Operation, Output};
 use tidemill_core::layout::Selection;
@@ -56,7 +56,7 @@ pub(super) fn planned(
         up: up.iter().copied().collect(),
         written: written(db, spec.owner.uid)?,
         expected: BTreeMap::new(),
-        folders: Folders::default(),
+        directories: Directories::default(),
         presumed: Presumed::default(),
         reused: BTreeSet::new(),
     };
@@ -117,8 +117,8 @@ struct Planner<'a> {
     up: BTreeSet<u32>,
     written: Written,
     expected: BTreeMap<(TaskId, usize), Expected>,
-    /// Folders in the cached results.
-    folders: Folders,
+    /// Directories in the cached results.
+    directories: Directories,
     presumed: Presumed,
     /// Tasks with cached results, as labels.
     reused: BTreeSet<u64>,
@@ -189,9 +189,9 @@ impl Planner<'_> {
                 size: Some(size),
             };
             self.expected.insert((spec.task, at), expected);
-            if is_folder(&output.name) {
+            if is_directory(&output.name) {
                 let files = own.map(|file| (file.name.as_str(), placed(file)));
-                self.folders.put(object, &output.name, files);
+                self.directories.put(object, &output.name, files);
             }
             sizes.push(Some(size));
         }
@@ -269,7 +269,7 @@ impl Planner<'_> {
             name: spec.name.clone(),
             kernel: spec.kernel.clone(),
             args: spec.args.clone(),
-            inputs: self.folders.unfold(&inputs),
+            inputs: self.directories.unfold(&inputs),
             outputs: outputs.collect(),
             stdin: spec.stdin.clone(),
             pipelined: Vec::new(),

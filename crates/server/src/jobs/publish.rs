@@ -21,7 +21,7 @@ use tidemill_core::layout::Striped;
 use tidemill_core::object::Placed;
 use tidemill_wire::v1::Kind;
 
-/// Folder in the root of the array for files without another place.
+/// Directory in the root of the cluster for files without another place.
 const LOST: &str = "lost+found";
 /// Permission bits of outputs.
 const OUTPUT_MODE: u32 = 0o644;
@@ -38,9 +38,9 @@ pub(crate) struct Publishing {
     pub(crate) outputs: Files,
     /// Layouts of the outputs, if components have made their parts; otherwise empty.
     pub(crate) layouts: Vec<Striped>,
-    /// Outputs that are folders, which contain some of the files.
-    pub(crate) folders: Vec<OutputSpec>,
-    /// Existing folders that the job's outputs are created in.
+    /// Outputs that are directories, which contain some of the files.
+    pub(crate) directories: Vec<OutputSpec>,
+    /// Existing directories that the job's outputs are created in.
     pub(crate) anchors: Arc<Anchors>,
     pub(crate) lifetime: Lifetime,
     /// Whether existing files become new versions.
@@ -58,7 +58,7 @@ pub(crate) fn caller(owner: Owner, groups: &[u32]) -> Caller {
         gid: owner.gid,
         groups: groups.to_vec(),
         checked: false,
-        trusted: true,
+        administrator: true,
     }
 }
 
@@ -88,20 +88,20 @@ pub(crate) fn obstacle(
             "output {path} exists: it came into being while the task ran"
         ))),
         Ok((way, None)) => {
-            let mut folder = split(path).0;
+            let mut directory = split(path).0;
             for _ in &way.missing {
-                folder = split(folder).0;
+                directory = split(directory).0;
             }
-            let writable = tx.writable_dir(way.vnode.ino, folder.as_bytes());
+            let writable = tx.writable_dir(way.vnode.ino, directory.as_bytes());
             writable.map(|_| None).or_else(refused)
         }
         Err(fault) => refused(fault),
     }
 }
 
-/// Returns the reason why a folder can't get its name and content; `None` if it can. All content of an existing folder must be
-/// removable, and is removed only if the folder is replaced.
-pub(crate) fn folder_obstacle(
+/// Returns the reason why a directory can't get its name and content; `None` if it can. All content of an existing directory must be
+/// removable, and is removed only if the directory is replaced.
+pub(crate) fn directory_obstacle(
     tx: &Tx<'_>,
     anchors: &Anchors,
     path: &str,
@@ -143,9 +143,9 @@ pub(crate) fn publish(
     let task = publishing.task.0;
     let sql = "INSERT OR REPLACE INTO task_output VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
     let mut outputs = publishing.outputs.clone();
-    if !publishing.folders.is_empty() && !published(db, publishing.task)? {
-        for folder in &publishing.folders {
-            if let Some(reason) = tx.make_way(publishing, folder, &mut outputs)? {
+    if !publishing.directories.is_empty() && !published(db, publishing.task)? {
+        for directory in &publishing.directories {
+            if let Some(reason) = tx.make_way(publishing, directory, &mut outputs)? {
                 elsewhere = reason;
             }
         }
@@ -251,25 +251,25 @@ fn record_inputs(db: &Connection, task: TaskId, inputs: &[Input]) -> Result<(), 
 }
 
 impl Tx<'_> {
-    /// Empties a folder that is replaced. If another object has taken the place since the outcome arrived, neither the computed
-    /// files nor the present content are deleted: the files are put into another folder.
+    /// Empties a directory that is replaced. If another object has taken the place since the outcome arrived, neither the computed
+    /// files nor the present content are deleted: the files are put into another directory.
     fn make_way(
         &mut self,
         of: &Publishing,
-        folder: &OutputSpec,
+        directory: &OutputSpec,
         files: &mut Files,
     ) -> Result<Option<String>, Fault> {
-        if let Some(reason) = folder_obstacle(self, &of.anchors, &folder.path, of.replace)? {
-            let path = format!("{}.job{}", folder.path, of.job);
+        if let Some(reason) = directory_obstacle(self, &of.anchors, &directory.path, of.replace)? {
+            let path = format!("{}.job{}", directory.path, of.job);
             tracing::warn!(reason, path, "an output gets another name");
             for (file, _) in files {
-                if let Some(name) = file.name.strip_prefix(&folder.name) {
+                if let Some(name) = file.name.strip_prefix(&directory.name) {
                     file.path = format!("{path}/{name}");
                 }
             }
             return Ok(Some(format!("{reason}; its files are for {path}/")));
         }
-        match self.output_way(&of.anchors, &folder.path)?.1 {
+        match self.output_way(&of.anchors, &directory.path)?.1 {
             Some(vnode) => self.empty(&vnode).map(|()| None),
             None => Ok(None),
         }
@@ -417,7 +417,7 @@ impl Tx<'_> {
         Ok(vnode)
     }
 
-    /// Names an output where its job wants it, or with another name in the same folder if the name is taken.
+    /// Names an output where its job wants it, or with another name in the same directory if the name is taken.
     fn name_output(
         &mut self,
         of: &Publishing,
@@ -425,32 +425,32 @@ impl Tx<'_> {
         vnode: &mut Vnode,
     ) -> Result<Option<String>, Fault> {
         let (way, found) = self.output_way(&of.anchors, &output.path)?;
-        let folder = self.make_missing(way, (of.owner.uid, of.owner.gid))?;
+        let directory = self.make_missing(way, (of.owner.uid, of.owner.gid))?;
         let name = split(&output.path).1;
         if found.is_none() {
-            self.name_in(folder, name, vnode)?;
+            self.name_in(directory, name, vnode)?;
             return Ok(None);
         }
         // The name was free when the outcome arrived. Neither the computed output nor the present file is deleted.
         let other = format!("{name}.job{}", of.job);
-        self.name_in(folder, &other, vnode)?;
+        self.name_in(directory, &other, vnode)?;
         Ok(Some(format!(
             "output {} is named {other}: the name is taken",
             output.path
         )))
     }
 
-    fn name_in(&mut self, folder: Vnode, name: &str, vnode: &mut Vnode) -> Result<(), Fault> {
+    fn name_in(&mut self, directory: Vnode, name: &str, vnode: &mut Vnode) -> Result<(), Fault> {
         check_name(name.as_bytes())?;
-        let folder = self.writable_dir(folder.ino, name.as_bytes())?;
-        if Vnode::child(self.db, folder.ino, name.as_bytes())?.is_some() {
+        let directory = self.writable_dir(directory.ino, name.as_bytes())?;
+        if Vnode::child(self.db, directory.ino, name.as_bytes())?.is_some() {
             return Err(Fault::Exists(name.into()));
         }
         let gid = vnode.gid;
-        if folder.mode & crate::names::vnode::SETGID != 0 {
-            vnode.gid = folder.gid;
+        if directory.mode & crate::names::vnode::SETGID != 0 {
+            vnode.gid = directory.gid;
         }
-        if let Err(fault) = self.add_entry(folder, name.as_bytes(), vnode) {
+        if let Err(fault) = self.add_entry(directory, name.as_bytes(), vnode) {
             vnode.gid = gid;
             return Err(fault);
         }
@@ -460,7 +460,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Names an output that can't be where its job wants it: in root's `/lost+found`, or in the root folder if another object has
+    /// Names an output that can't be where its job wants it: in root's `/lost+found`, or in the root directory if another object has
     /// that name. Returns its path; `None` if the output is not kept.
     fn name_lost(&mut self, of: &Publishing, vnode: &mut Vnode) -> Result<Option<String>, Fault> {
         let root = Caller::root();
@@ -514,26 +514,26 @@ mod tests {
     const ONE: u32 = 1001;
     const OTHER: u32 = 1002;
 
-    /// An array with a public folder of user 1001, a private folder of user 1002 and a folder for all.
-    struct Array {
+    /// A cluster with a public directory of user 1001, a private directory of user 1002 and a directory for all.
+    struct Cluster {
         names: SqliteNames,
-        _folder: tempfile::TempDir,
+        _directory: tempfile::TempDir,
     }
 
-    impl Array {
+    impl Cluster {
         fn new() -> Self {
-            let folder = tempfile::tempdir().unwrap();
-            let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
-            let array = Self {
+            let directory = tempfile::tempdir().unwrap();
+            let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
+            let cluster = Self {
                 names,
-                _folder: folder,
+                _directory: directory,
             };
-            array.folder("/one", ONE, 0o755);
-            array.folder("/one/out", ONE, 0o755);
-            array.folder("/other", OTHER, 0o700);
-            array.folder("/shared", 0, 0o777);
-            array.folder("/shared/out", 0, 0o777);
-            array
+            cluster.directory("/one", ONE, 0o755);
+            cluster.directory("/one/out", ONE, 0o755);
+            cluster.directory("/other", OTHER, 0o700);
+            cluster.directory("/shared", 0, 0o777);
+            cluster.directory("/shared/out", 0, 0o777);
+            cluster
         }
 
         fn within<T: Send + 'static>(
@@ -562,7 +562,7 @@ mod tests {
             self.vnode(path).unwrap().ino
         }
 
-        fn folder(&self, path: &str, uid: u32, mode: u32) {
+        fn directory(&self, path: &str, uid: u32, mode: u32) {
             self.make(path, Kind::Directory, (uid, mode), "");
         }
 
@@ -587,7 +587,7 @@ mod tests {
             self.within(move |tx| tx.rename(&rename).map(drop));
         }
 
-        fn remove_folder(&self, path: &str) {
+        fn remove_directory(&self, path: &str) {
             let unlink = v1::Unlink {
                 parent: self.vnode(split(path).0).unwrap().ino,
                 name: split(path).1.as_bytes().to_vec(),
@@ -632,7 +632,7 @@ mod tests {
                 groups: Vec::new(),
                 outputs: vec![(output, placed)],
                 layouts: Vec::new(),
-                folders: Vec::new(),
+                directories: Vec::new(),
                 anchors: Arc::new(anchors),
                 lifetime: Lifetime::Keep,
                 replace: false,
@@ -667,97 +667,108 @@ mod tests {
     }
 
     #[test]
-    fn output_stays_in_its_folder_if_link_takes_its_place() {
-        for (uid, folder) in [(ONE, "/one"), (OTHER, "/shared")] {
-            let array = Array::new();
-            let job = array.submitted(uid, &format!("{folder}/out/sub/f"), Links::All);
-            assert_eq!(array.obstacle(&job), None);
-            array.rename(&format!("{folder}/out"), &format!("{folder}/old"));
-            array.link(&format!("{folder}/out"), ONE, "/other");
-            assert_eq!(array.obstacle(&job), None);
-            assert_eq!(array.end(&job), "");
-            let named = array.vnode(&format!("{folder}/old/sub/f")).unwrap();
+    fn output_stays_in_its_directory_if_link_takes_its_place() {
+        for (uid, directory) in [(ONE, "/one"), (OTHER, "/shared")] {
+            let cluster = Cluster::new();
+            let job = cluster.submitted(uid, &format!("{directory}/out/sub/f"), Links::All);
+            assert_eq!(cluster.obstacle(&job), None);
+            cluster.rename(&format!("{directory}/out"), &format!("{directory}/old"));
+            cluster.link(&format!("{directory}/out"), ONE, "/other");
+            assert_eq!(cluster.obstacle(&job), None);
+            assert_eq!(cluster.end(&job), "");
+            let named = cluster.vnode(&format!("{directory}/old/sub/f")).unwrap();
             assert_eq!((named.uid, named.object), (uid, job.outputs[0].1.object.0));
-            assert!(array.is_empty("/other"), "{folder}");
+            assert!(cluster.is_empty("/other"), "{directory}");
         }
     }
 
     #[test]
-    fn output_goes_to_lost_found_if_its_folder_is_removed() {
-        // The link of user 1001 leads to a folder that user 1001 may not write, and user 1002 may write.
-        for (uid, folder) in [(ONE, "/one"), (OTHER, "/shared")] {
-            let array = Array::new();
-            let job = array.submitted(uid, &format!("{folder}/out/sub/f"), Links::All);
-            array.remove_folder(&format!("{folder}/out"));
-            array.link(&format!("{folder}/out"), ONE, "/other");
-            let seen = array.obstacle(&job).unwrap();
+    fn output_goes_to_lost_found_if_its_directory_is_removed() {
+        // The link of user 1001 leads to a directory that user 1001 may not write, and user 1002 may write.
+        for (uid, directory) in [(ONE, "/one"), (OTHER, "/shared")] {
+            let cluster = Cluster::new();
+            let job = cluster.submitted(uid, &format!("{directory}/out/sub/f"), Links::All);
+            cluster.remove_directory(&format!("{directory}/out"));
+            cluster.link(&format!("{directory}/out"), ONE, "/other");
+            let seen = cluster.obstacle(&job).unwrap();
             assert!(seen.contains("can't be made"), "{seen}");
-            let told = array.end(&job);
+            let told = cluster.end(&job);
             let ino = job.outputs[0].0.inode.0;
             assert!(told.contains(&format!("in /lost+found/{ino}")), "{told}");
-            let named = array.vnode(&format!("/lost+found/{ino}")).unwrap();
+            let named = cluster.vnode(&format!("/lost+found/{ino}")).unwrap();
             assert_eq!(named.uid, uid);
-            assert_eq!(array.vnode("/lost+found").unwrap().uid, 0);
-            assert!(array.is_empty("/other"), "{folder}");
+            assert_eq!(cluster.vnode("/lost+found").unwrap().uid, 0);
+            assert!(cluster.is_empty("/other"), "{directory}");
         }
     }
 
     #[test]
     fn output_goes_to_lost_found_if_write_permission_is_lost() {
-        let array = Array::new();
-        let job = array.submitted(OTHER, "/shared/out/f", Links::All);
-        array.chmod("/shared/out", 0o755);
-        // An object with that name that is not a folder of root is not used.
-        array.make("/lost+found", Kind::File, (ONE, 0o666), "");
-        let told = array.end(&job);
+        let cluster = Cluster::new();
+        let job = cluster.submitted(OTHER, "/shared/out/f", Links::All);
+        cluster.chmod("/shared/out", 0o755);
+        // An object with that name that is not a directory of root is not used.
+        cluster.make("/lost+found", Kind::File, (ONE, 0o666), "");
+        let told = cluster.end(&job);
         let lost = format!("/lost+found.{}", job.outputs[0].0.inode.0);
         assert!(told.contains(&lost), "{told}");
-        assert_eq!(array.vnode(&lost).unwrap().uid, OTHER);
-        assert!(array.is_empty("/shared/out"));
+        assert_eq!(cluster.vnode(&lost).unwrap().uid, OTHER);
+        assert!(cluster.is_empty("/shared/out"));
     }
 
     #[test]
     fn link_followed_at_submission_still_works_at_publication() {
-        let array = Array::new();
-        array.folder("/other/results", OTHER, 0o755);
-        array.link("/shared/results", ONE, "/other/results");
+        let cluster = Cluster::new();
+        cluster.directory("/other/results", OTHER, 0o755);
+        cluster.link("/shared/results", ONE, "/other/results");
         let path = "/shared/results/new/f";
-        let job = array.submitted(OTHER, path, Links::All);
-        assert_eq!((array.obstacle(&job), array.end(&job)), (None, "".into()));
-        assert!(array.vnode("/other/results/new/f").is_some());
+        let job = cluster.submitted(OTHER, path, Links::All);
+        assert_eq!(
+            (cluster.obstacle(&job), cluster.end(&job)),
+            (None, "".into())
+        );
+        assert!(cluster.vnode("/other/results/new/f").is_some());
 
         // A rule fires long after its user wrote it.
-        let rule = array.submitted(OTHER, path, Links::Own);
+        let rule = cluster.submitted(OTHER, path, Links::Own);
         assert!(rule.anchors.is_empty());
-        assert!(array.obstacle(&rule).unwrap().contains("symbolic link"));
-        array.link("/shared/own", OTHER, "/other/results");
-        let rule = array.submitted(OTHER, "/shared/own/of-rule", Links::Own);
-        assert_eq!((array.obstacle(&rule), array.end(&rule)), (None, "".into()));
-        assert!(array.vnode("/other/results/of-rule").is_some());
+        assert!(cluster.obstacle(&rule).unwrap().contains("symbolic link"));
+        cluster.link("/shared/own", OTHER, "/other/results");
+        let rule = cluster.submitted(OTHER, "/shared/own/of-rule", Links::Own);
+        assert_eq!(
+            (cluster.obstacle(&rule), cluster.end(&rule)),
+            (None, "".into())
+        );
+        assert!(cluster.vnode("/other/results/of-rule").is_some());
     }
 
     #[test]
-    fn output_with_taken_name_gets_suffix_in_same_folder() {
-        let array = Array::new();
-        let job = array.submitted(ONE, "/one/out/f", Links::All);
-        array.make("/one/out/f", Kind::File, (ONE, 0o644), "");
-        assert!(array.end(&job).contains("f.job7"));
-        let named = array.vnode("/one/out/f.job7").unwrap();
+    fn output_with_taken_name_gets_suffix_in_same_directory() {
+        let cluster = Cluster::new();
+        let job = cluster.submitted(ONE, "/one/out/f", Links::All);
+        cluster.make("/one/out/f", Kind::File, (ONE, 0o644), "");
+        assert!(cluster.end(&job).contains("f.job7"));
+        let named = cluster.vnode("/one/out/f.job7").unwrap();
         assert_eq!(named.ino, job.outputs[0].0.inode.0);
     }
 
     #[test]
     fn output_does_not_replace_file_without_write_permission() {
-        let array = Array::new();
-        let file = array.make("/shared/out/f", Kind::File, (ONE, 0o666), "");
-        let mut job = array.submitted(OTHER, "/shared/out/f", Links::All);
+        let cluster = Cluster::new();
+        let file = cluster.make("/shared/out/f", Kind::File, (ONE, 0o666), "");
+        let mut job = cluster.submitted(OTHER, "/shared/out/f", Links::All);
         job.replace = true;
         job.outputs[0].0.inode = Inode(file);
-        assert_eq!(array.obstacle(&job), None);
-        array.chmod("/shared/out/f", 0o644);
-        assert!(array.obstacle(&job).unwrap().contains("permission denied"));
-        assert!(array.end(&job).contains("f.job7"));
-        assert_eq!(array.vnode("/shared/out/f").unwrap().object, 0);
-        assert_eq!(array.vnode("/shared/out/f.job7").unwrap().uid, OTHER);
+        assert_eq!(cluster.obstacle(&job), None);
+        cluster.chmod("/shared/out/f", 0o644);
+        assert!(
+            cluster
+                .obstacle(&job)
+                .unwrap()
+                .contains("permission denied")
+        );
+        assert!(cluster.end(&job).contains("f.job7"));
+        assert_eq!(cluster.vnode("/shared/out/f").unwrap().object, 0);
+        assert_eq!(cluster.vnode("/shared/out/f.job7").unwrap().uid, OTHER);
     }
 }

@@ -22,7 +22,7 @@ use crate::names::Fault;
 use crate::{copies, damage};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::HashMap;
-use tidemill_core::folder::{is_folder, outputs_of};
+use tidemill_core::directory::{is_directory, outputs_of};
 use tidemill_core::id::{LabelId, NodeId, ObjectId};
 use tidemill_core::label::{Analysis, Input, Kernel, Label, Operation};
 use tidemill_core::layout::Selection;
@@ -138,12 +138,12 @@ impl Digest {
         let Surroundings {
             environment,
             path,
-            folders,
+            directories,
         } = surroundings;
         self.texts(environment.keys().map(String::as_str));
         self.texts(environment.values().map(String::as_str));
         self.texts(path.iter().map(String::as_str));
-        self.texts(folders.iter().map(String::as_str));
+        self.texts(directories.iter().map(String::as_str));
     }
 
     fn kernel(&mut self, kernel: &Kernel) {
@@ -210,13 +210,13 @@ pub(super) fn recall(
     let Some(found) = find(db, &of_label(label, analysis, inputs), up)? else {
         return Ok(None);
     };
-    // A label can't know the content of a folder before the folder exists.
+    // A label can't know the content of a directory before the directory exists.
     let files = analysis
         .outputs
         .iter()
-        .filter(|output| !is_folder(&output.name));
+        .filter(|output| !is_directory(&output.name));
     let all = found.outputs.iter().zip(&found.owners);
-    let all = all.filter(|(_, owner)| !is_folder(&analysis.outputs[**owner].name));
+    let all = all.filter(|(_, owner)| !is_directory(&analysis.outputs[**owner].name));
     for (output, ((_, placed), _)) in files.zip(all) {
         let presumption = Presumption {
             first: first(db, placed.object.0)?,
@@ -511,13 +511,13 @@ mod tests {
     static NONE: Surroundings = Surroundings {
         environment: std::collections::BTreeMap::new(),
         path: Vec::new(),
-        folders: Vec::new(),
+        directories: Vec::new(),
     };
 
     fn database() -> (tempfile::TempDir, Connection) {
-        let folder = tempfile::tempdir().unwrap();
-        let db = schema::open_writer(&folder.path().join("server.db")).unwrap();
-        (folder, db)
+        let directory = tempfile::tempdir().unwrap();
+        let db = schema::open_writer(&directory.path().join("server.db")).unwrap();
+        (directory, db)
     }
 
     fn identity<'a>(kernel: &'a Kernel, code: u64, data: (u64, u64)) -> Identity<'a> {
@@ -572,7 +572,7 @@ mod tests {
             other(|one| drop(one.environment.insert("A".into(), "1".into()))),
             other(|one| drop(one.environment.insert("A1".into(), String::new()))),
             other(|one| one.path.push("/sw".into())),
-            other(|one| one.folders.push("/sw".into())),
+            other(|one| one.directories.push("/sw".into())),
         ];
         let different: std::collections::BTreeSet<_> = keys.iter().collect();
         assert_eq!(different.len(), keys.len());
@@ -610,7 +610,7 @@ mod tests {
         for selection in &selections[1..] {
             assert_ne!(of(selection, (2, 100)).1, of(selection, (3, 100)).1);
         }
-        let (_folder, db) = database();
+        let (_directory, db) = database();
         let sql = "INSERT INTO task_input(task, seq, name, object) VALUES (1, 0, 'code', 1), (1, 1, 'data', 2)";
         db.execute_batch(sql).unwrap();
         learn(&db, 2, ONE).unwrap();
@@ -644,7 +644,7 @@ mod tests {
 
     #[test]
     fn objects_with_same_hash_share_first_object() {
-        let (_folder, db) = database();
+        let (_directory, db) = database();
         learn(&db, 5, ONE).unwrap();
         learn(&db, 3, ONE).unwrap();
         learn(&db, 9, ONE).unwrap();
@@ -662,7 +662,7 @@ mod tests {
 
     #[test]
     fn result_of_unknown_input_requires_matching_hash() {
-        let (_folder, db) = database();
+        let (_directory, db) = database();
         let kernel = Kernel::Builtin("max".into());
         let result = Made {
             task: 1,

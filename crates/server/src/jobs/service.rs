@@ -7,7 +7,7 @@ use super::view::Wanted;
 use super::way::Links;
 use super::{Incoming, finished, plan, trace, view};
 use crate::access::Access;
-use crate::array::Array;
+use crate::cluster::Cluster;
 use crate::names::{Caller, Fault, SqliteNames};
 use crate::namespace_service::refused;
 use crate::recall::Recalls;
@@ -40,7 +40,7 @@ const JOBS_MAX: u32 = 10_000;
 pub(crate) struct JobService {
     pub(crate) names: Arc<SqliteNames>,
     pub(crate) recalls: Recalls,
-    pub(crate) array: Arc<Array>,
+    pub(crate) cluster: Arc<Cluster>,
     pub(crate) access: Arc<Access>,
     pub(crate) driver: std::sync::mpsc::Sender<Incoming>,
     pub(crate) signals: Signals,
@@ -60,7 +60,7 @@ impl JobService {
         if self.names.shared().low.load(Ordering::Relaxed) {
             return Err(refused(&Fault::Low));
         }
-        match submit(&self.names, &self.recalls, &self.array, submission).await {
+        match submit(&self.names, &self.recalls, &self.cluster, submission).await {
             Ok((accepted, waits)) => {
                 let job = accepted.spec.job.0;
                 self.tell(Incoming::Submitted(Box::new(accepted)))?;
@@ -72,7 +72,7 @@ impl JobService {
 
     /// Checks a job as [`Self::accept`] does, and changes nothing.
     async fn plan(&self, submission: Submission) -> Result<v1::SubmitReply, Status> {
-        let read = match dry_run(&self.names, &self.recalls, &self.array, submission).await {
+        let read = match dry_run(&self.names, &self.recalls, &self.cluster, submission).await {
             Ok(read) => read,
             Err(why) => return not_accepted(why),
         };
@@ -82,7 +82,7 @@ impl JobService {
         let sight = sight.ok().and_then(Result::ok).ok_or_else(|| {
             Status::unavailable("the server has too much to do to plan a job; try again")
         })?;
-        let up = self.array.up();
+        let up = self.cluster.up();
         let names = self.names.clone();
         // A large job takes a while.
         let plan = move || {
@@ -222,7 +222,7 @@ impl v1::jobs_server::Jobs for JobService {
             dry_run,
             ..
         } = request.into_inner();
-        let bounded = !self.access.is_operator(caller.uid);
+        let bounded = !self.access.is_administrator(caller.uid);
         let busy = |busy: Busy| Status::resource_exhausted(busy.to_string());
         let turn = if bounded {
             Some(self.submissions.take(caller.uid).await.map_err(busy)?)
@@ -274,9 +274,9 @@ impl v1::jobs_server::Jobs for JobService {
             name,
             ..
         } = request.into_inner();
-        if everyone && caller.uid != 0 && !caller.trusted {
+        if everyone && caller.uid != 0 && !caller.administrator {
             return Err(Status::permission_denied(
-                "only root may see the jobs of all users",
+                "only administrators may see the jobs of all users",
             ));
         }
         let limit = if limit == 0 { JOBS_MAX } else { limit };

@@ -3,8 +3,8 @@
 use super::way::{Anchors, split};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use tidemill_core::directory;
 use tidemill_core::event::{Ended, InputSpec, Origin, OutputSpec, Share, TaskSpec};
-use tidemill_core::folder;
 use tidemill_core::id::{Inode, NodeId, ObjectId, TaskId};
 use tidemill_core::job::Lifetime;
 use tidemill_core::label::{Kernel, Limits, Stack, Stage};
@@ -40,7 +40,7 @@ pub(crate) struct StoredTask {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     resources: BTreeMap<String, u64>,
     lifetime: StoredLifetime,
-    /// Existing folders that its outputs are created in.
+    /// Existing directories that its outputs are created in.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) anchors: Anchors,
     #[serde(default, skip_serializing_if = "Surroundings::is_empty")]
@@ -74,12 +74,12 @@ impl StoredShare {
 struct StoredSurroundings {
     environment: BTreeMap<String, String>,
     path: Vec<String>,
-    folders: Vec<String>,
+    directories: Vec<String>,
 }
 
-/// Returns a path for display: a folder's path ends with a slash, as its name does.
+/// Returns a path for display: a directory's path ends with a slash, as its name does.
 pub(crate) fn shown(path: String, name: &str) -> String {
-    if folder::is_folder(name) {
+    if directory::is_directory(name) {
         path + "/"
     } else {
         path
@@ -151,8 +151,9 @@ pub(crate) const SPEC: &str = "the spec of task";
 
 impl StoredTask {
     pub(crate) fn new(task: &TaskSpec, lifetime: Lifetime, anchors: &Anchors) -> Self {
-        let folders = task.outputs.iter().map(|output| split(&output.path).0);
-        let anchors = folders.filter_map(|folder| Some((folder.to_owned(), *anchors.get(folder)?)));
+        let directories = task.outputs.iter().map(|output| split(&output.path).0);
+        let anchors = directories
+            .filter_map(|directory| Some((directory.to_owned(), *anchors.get(directory)?)));
         let stages = match &task.kernel {
             Kernel::Stack(stack) => stack.stages.as_slice(),
             _ => &[],
@@ -224,10 +225,10 @@ impl StoredTask {
         }
     }
 
-    /// Returns whether any output is a folder.
-    pub(crate) fn has_folder(&self) -> bool {
+    /// Returns whether any output is a directory.
+    pub(crate) fn has_directory(&self) -> bool {
         let mut outputs = self.outputs.iter();
-        outputs.any(|output| folder::is_folder(&output.name))
+        outputs.any(|output| directory::is_directory(&output.name))
     }
 
     pub(crate) fn lifetime(&self) -> Lifetime {

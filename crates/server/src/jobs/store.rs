@@ -6,8 +6,8 @@ use super::{Accepted, awaited_key};
 use crate::names::Fault;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeMap;
+use tidemill_core::directory;
 use tidemill_core::event::{Ended, JobSpec, Origin, OutputSpec, TaskState};
-use tidemill_core::folder;
 use tidemill_core::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
 use tidemill_core::label::{Operation, Owner};
 use tidemill_core::object::Placed;
@@ -165,7 +165,7 @@ fn load_tasks(db: &Connection, job: &mut Accepted) -> Result<(), Fault> {
         let files = files(db, task)?;
         let done = outputs(&stored, &files);
         let ended = how_ended(db, done, row.get(2)?, label, row.get(4)?)?;
-        if stored.has_folder() && matches!(ended, Some(Ended::Done(_))) {
+        if stored.has_directory() && matches!(ended, Some(Ended::Done(_))) {
             job.files.insert(task, files);
         }
         job.anchors.append(&mut stored.anchors);
@@ -204,7 +204,7 @@ fn how_ended(
     })
 }
 
-/// Returns the files of a successful task: with their names in its private folder, and without paths.
+/// Returns the files of a successful task: with their names in its private directory, and without paths.
 pub(crate) fn files(db: &Connection, task: TaskId) -> Result<Vec<(OutputSpec, Placed)>, Fault> {
     let sql = "SELECT object, node, size, name, ino FROM task_output WHERE task = ?1 ORDER BY seq";
     let mut statement = db.prepare_cached(sql)?;
@@ -225,13 +225,13 @@ pub(crate) fn files(db: &Connection, task: TaskId) -> Result<Vec<(OutputSpec, Pl
 pub(crate) fn outputs(task: &StoredTask, files: &[(OutputSpec, Placed)]) -> Vec<Placed> {
     let names = files.iter().map(|(file, _)| file.name.as_str());
     let outputs = task.outputs.iter().map(|output| output.name.as_str());
-    let owners = folder::outputs_of(outputs, names).unwrap_or_default();
+    let owners = directory::outputs_of(outputs, names).unwrap_or_default();
     let mut all: Vec<Placed> = Vec::with_capacity(task.outputs.len());
     for (owner, (_, placed)) in owners.into_iter().zip(files) {
         match all.get_mut(owner) {
             Some(output) => output.size += placed.size,
-            None if folder::is_folder(&task.outputs[owner].name) => all.push(Placed {
-                // The object that stands for the folder precedes the object of its first file.
+            None if directory::is_directory(&task.outputs[owner].name) => all.push(Placed {
+                // The object that stands for the directory precedes the object of its first file.
                 object: ObjectId(placed.object.0 - 1),
                 ..*placed
             }),

@@ -2,15 +2,15 @@
 //! accepted job. A dry run takes the same steps except for the last.
 
 use super::asked::{Asked, Programs};
-use super::mapper::folder::Below;
+use super::mapper::directory::Below;
 use super::mapper::{self, Remote};
 use super::store::{self, Heading};
 use super::way::{self, Anchors, Links};
 use super::{Accepted, publish};
 use crate::access::aside;
-use crate::array::Array;
 use crate::bound;
 use crate::clock;
+use crate::cluster::Cluster;
 use crate::files::stream::Nodes;
 use crate::names::budget::{Budget, Share};
 use crate::names::claims::{Claim, Claims};
@@ -23,12 +23,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+use tidemill_core::directory;
 use tidemill_core::event::{JobSpec, NodeView, OutputSpec, Role};
-use tidemill_core::folder;
 use tidemill_core::id::{Inode, JobId, NodeId, ObjectId, TaskId};
 use tidemill_core::job::own::OwnName;
 use tidemill_core::job::{
-    Awaited, Files, FolderMap, Found, Ids, Job, JobError, KernelKind, Listed, Look, Made, Map,
+    Awaited, DirectoryMap, Files, Found, Ids, Job, JobError, KernelKind, Listed, Look, Made, Map,
     Mapping, Outside, Problem, Program, awaited, resolve,
 };
 use tidemill_core::label::Owner;
@@ -50,7 +50,7 @@ pub(super) const PRETENDED: u64 = 1 << 62;
 /// Message for a mapper that is a program where no program is run.
 const NOT_ASKED: &str =
     "a program is asked for a map only by a job that somebody submits, not by a rule's";
-/// Maximum number of names of a folder that patterns are compared with.
+/// Maximum number of names of a directory that patterns are compared with.
 const LISTED_MAX: u32 = 1_000_000;
 
 /// Reason why a job is refused.
@@ -112,10 +112,17 @@ pub(crate) struct Read {
 pub(crate) async fn submit(
     names: &SqliteNames,
     recalls: &Recalls,
-    array: &Arc<Array>,
+    cluster: &Arc<Cluster>,
     what: Submission,
 ) -> Result<(Accepted, Waits), Refused> {
-    submit_given(names, recalls, array, (what, &Given::new()), |_, _| Ok(())).await
+    submit_given(
+        names,
+        recalls,
+        cluster,
+        (what, &Given::new()),
+        |_, _| Ok(()),
+    )
+    .await
 }
 
 /// Does the same as [`submit`] for a job that reads certain versions. The writes of `also` are kept together with the job, or
@@ -123,12 +130,12 @@ pub(crate) async fn submit(
 pub(crate) async fn submit_given(
     names: &SqliteNames,
     recalls: &Recalls,
-    array: &Arc<Array>,
+    cluster: &Arc<Cluster>,
     (what, given): (Submission, &Given),
     also: impl FnOnce(&rusqlite::Connection, &Accepted) -> Result<(), Fault> + Send + 'static,
 ) -> Result<(Accepted, Waits), Refused> {
     let (script, issued) = (what.script.clone(), Issue::Reserved);
-    let read = read((names, recalls, array), what, given, issued).await?;
+    let read = read((names, recalls, cluster), what, given, issued).await?;
     let Read {
         job,
         accepted,
@@ -186,11 +193,11 @@ async fn claimed_by_itself(
 pub(crate) async fn dry_run(
     names: &SqliteNames,
     recalls: &Recalls,
-    array: &Arc<Array>,
+    cluster: &Arc<Cluster>,
     what: Submission,
 ) -> Result<Read, Refused> {
     let given = Given::new();
-    let read = read((names, recalls, array), what, &given, Issue::Pretended).await?;
+    let read = read((names, recalls, cluster), what, &given, Issue::Pretended).await?;
     let paths = outputs(&read.accepted.spec);
     let borrowed: Vec<&str> = paths.iter().map(String::as_str).collect();
     let taken = names.shared().claims.taken(&borrowed);
@@ -210,7 +217,7 @@ enum Issue {
 }
 
 async fn read(
-    (names, recalls, array): (&SqliteNames, &Recalls, &Arc<Array>),
+    (names, recalls, cluster): (&SqliteNames, &Recalls, &Arc<Cluster>),
     mut what: Submission,
     given: &Given,
     issue: Issue,
@@ -237,20 +244,21 @@ async fn read(
             names.shared().limits.get().jobs_each
         ))
     };
+    let own = (names, cluster);
     let (mut writing, mut asked) = (RefCell::default(), Asked::default());
-    let mut found = parsed((names, array), &caller, (&what, given), (&writing, &asked));
+    let mut found = parsed(own, &caller, (&what, given), (&writing, &asked));
     let open = std::mem::take(writing.get_mut());
     if !open.is_empty() {
         // A file that is still open counts with its sealed version.
         join_all(open.iter().map(|&ino| recalls.settle(0, ino))).await;
-        found = parsed((names, array), &caller, (&what, given), (&writing, &asked));
+        found = parsed(own, &caller, (&what, given), (&writing, &asked));
     }
     if full && found.is_err() {
         // A run of mapper programs is a job, too.
         return Err(too_many());
     }
-    while asked.ask((names, recalls, array), (&what, given)).await? {
-        found = parsed((names, array), &caller, (&what, given), (&writing, &asked));
+    while asked.ask((names, recalls, cluster), (&what, given)).await? {
+        found = parsed(own, &caller, (&what, given), (&writing, &asked));
     }
     let (job, source) = found?;
     if issue == Issue::Reserved {
@@ -264,7 +272,7 @@ async fn read(
     if full {
         return Err(too_many());
     }
-    let places = places(array, &job).await;
+    let places = places(cluster, &job).await;
     let issued = match issue {
         Issue::Reserved => reserve(names, &job).await?,
         Issue::Pretended => Issued::pretended(),
@@ -283,23 +291,23 @@ async fn read(
 
 /// Returns the job that a script describes, with the changes of its submission, and the name of the script.
 fn parsed(
-    (names, array): (&SqliteNames, &Arc<Array>),
+    (names, cluster): (&SqliteNames, &Arc<Cluster>),
     caller: &Caller,
     (what, given): (&Submission, &Given),
     (writing, asked): (&RefCell<BTreeSet<u64>>, &Asked),
 ) -> Result<(Job, String), Refused> {
     let one = |text: String| Refused::Script(vec![text]);
     let source = called(what);
-    let folders = Folders {
+    let directories = Directories {
         names,
-        array,
+        cluster,
         caller,
         given,
         writing,
         asked: matches!(what.programs, Programs::Run(_)).then_some(asked),
         until: tokio::time::Instant::now() + mapper::HEADERS_MAX,
     };
-    let parsed = aside(|| Job::read(&source, what.script.as_bytes(), &folders));
+    let parsed = aside(|| Job::read(&source, what.script.as_bytes(), &directories));
     let mut job = parsed.map_err(|errors| one(errors.to_string()))?;
     if let Some(refusal) = aside(|| bound::refusal(names, paths(&job)))? {
         return Err(one(format!("{source}: {refusal}")));
@@ -466,7 +474,7 @@ fn look_around(
     Ok(Ok((accepted, waits)))
 }
 
-/// Returns one line for each folder of an output in which the owner may not write.
+/// Returns one line for each directory of an output in which the owner may not write.
 fn unwritable(
     job: &Job,
     spec: &JobSpec,
@@ -487,8 +495,8 @@ fn unwritable(
                 ));
                 continue;
             }
-            if issued.is_folder() {
-                let found = publish::folder_obstacle(tx, anchors, &output.path, job.replace);
+            if issued.is_directory() {
+                let found = publish::directory_obstacle(tx, anchors, &output.path, job.replace);
                 if let Ok(Some(message)) = found {
                     errors.push(format!(
                         "{}:{}: task \"{}\": {message}",
@@ -549,7 +557,7 @@ async fn reserve(names: &SqliteNames, job: &Job) -> Result<Issued, Fault> {
         .tasks
         .iter()
         .flat_map(|task| &task.outputs)
-        .map(|output| folder::ids(&output.name))
+        .map(|output| directory::ids(&output.name))
         .sum::<u64>();
     let work = move |db: &rusqlite::Connection| {
         let job = JobId(ids::reserve(db, "job", 1)?);
@@ -564,9 +572,9 @@ async fn reserve(names: &SqliteNames, job: &Job) -> Result<Issued, Fault> {
     names.database().write(work).await
 }
 
-/// Returns the nodes of the array, up or down. For nodes that answer, the result says which of the possible programs and of
-/// the requested folders they have.
-async fn places(array: &Array, job: &Job) -> Vec<Place> {
+/// Returns the nodes of the cluster, up or down. For nodes that answer, the result says which of the possible programs and of
+/// the requested directories they have.
+async fn places(cluster: &Cluster, job: &Job) -> Vec<Place> {
     let kernels = job
         .tasks
         .iter()
@@ -580,15 +588,15 @@ async fn places(array: &Array, job: &Job) -> Vec<Place> {
             }
         })
         .flat_map(|(task, kernel)| task.programs(&kernel.name));
-    let folders = job.tasks.iter().flat_map(|task| task.surroundings.shown());
-    let folders = folders.map(|folder| format!("{folder}/"));
-    let names: BTreeSet<String> = programs.chain(folders).collect();
+    let directories = job.tasks.iter().flat_map(|task| task.surroundings.shown());
+    let directories = directories.map(|directory| format!("{directory}/"));
+    let names: BTreeSet<String> = programs.chain(directories).collect();
     let mut found: BTreeMap<u32, Vec<String>> = BTreeMap::new();
     if !names.is_empty() {
         let names = names.into_iter().collect();
-        found = array.find_programs(names, PROGRAMS_WAIT).await;
+        found = cluster.find_programs(names, PROGRAMS_WAIT).await;
     }
-    let places = array.nodes().into_iter().filter_map(|node| {
+    let places = cluster.nodes().into_iter().filter_map(|node| {
         let view = NodeView::try_from(&node).ok()?;
         Some(Place {
             node: NodeId(node.node),
@@ -602,10 +610,10 @@ async fn places(array: &Array, job: &Job) -> Vec<Place> {
     places.collect()
 }
 
-/// Folders that a job's owner may list, each in its state at the time of the look-up.
-struct Folders<'a> {
+/// Directories that a job's owner may list, each in its state at the time of the look-up.
+struct Directories<'a> {
     names: &'a SqliteNames,
-    array: &'a Arc<Array>,
+    cluster: &'a Arc<Cluster>,
     caller: &'a Caller,
     given: &'a Given,
     /// Files whose parts matter and that are being written.
@@ -616,12 +624,12 @@ struct Folders<'a> {
     until: tokio::time::Instant,
 }
 
-impl Folders<'_> {
+impl Directories<'_> {
     /// Returns a reader for the version that was looked up.
     fn version(&self, path: &str, made: &Made) -> Result<Remote, String> {
-        let objects = self.array.objects().ok_or("no file can be read here")?;
+        let objects = self.cluster.objects().ok_or("no file can be read here")?;
         let nodes = Nodes {
-            array: self.array.clone(),
+            cluster: self.cluster.clone(),
             shared: self.names.shared().clone(),
             objects: objects.clone(),
         };
@@ -641,20 +649,20 @@ impl Folders<'_> {
     }
 }
 
-impl Files for Folders<'_> {
-    fn list(&self, folder: &str) -> Vec<Listed> {
+impl Files for Directories<'_> {
+    fn list(&self, directory: &str) -> Vec<Listed> {
         let listed = self.names.database().read(|db| {
             let now = clock::now_ns();
             let tx = Tx::new(db, self.names.shared(), self.caller, 0, now);
-            tx.entries_in(folder, LISTED_MAX)
+            tx.entries_in(directory, LISTED_MAX)
         });
         let listed = listed.unwrap_or_else(|fault| {
-            tracing::debug!(folder, %fault, "no file of it is seen by patterns");
+            tracing::debug!(directory, %fault, "no file of it is seen by patterns");
             Vec::new()
         });
         let named = |(name, kind): (Vec<u8>, Kind)| Listed {
             name: String::from_utf8_lossy(&name).into_owned(),
-            is_folder: kind == Kind::Directory,
+            is_directory: kind == Kind::Directory,
             is_text: std::str::from_utf8(&name).is_ok(),
         };
         listed.into_iter().map(named).collect()
@@ -687,17 +695,17 @@ impl Files for Folders<'_> {
         mapper::map(&file, file.layout(), mapping)
     }
 
-    fn mapped_folder(
+    fn mapped_directory(
         &self,
         path: &str,
         mapping: &Mapping<'_>,
-    ) -> Result<Option<FolderMap>, String> {
-        let is_folder = self.names.database().read(|db| {
+    ) -> Result<Option<DirectoryMap>, String> {
+        let is_directory = self.names.database().read(|db| {
             let tx = Tx::new(db, self.names.shared(), self.caller, 0, clock::now_ns());
-            Ok(look(&tx, path).0 == Look::Folder)
+            Ok(look(&tx, path).0 == Look::Directory)
         });
-        match is_folder.map_err(|fault| fault.to_string())? {
-            true => mapper::folder::map(self, path, mapping).map(Some),
+        match is_directory.map_err(|fault| fault.to_string())? {
+            true => mapper::directory::map(self, path, mapping).map(Some),
             false => Ok(None),
         }
     }
@@ -722,7 +730,7 @@ impl Files for Folders<'_> {
     }
 }
 
-impl Below for Folders<'_> {
+impl Below for Directories<'_> {
     fn look(&self, path: &str) -> io::Result<Option<Made>> {
         if tokio::time::Instant::now() >= self.until {
             return Err(io::Error::other(mapper::slow()));
@@ -741,7 +749,7 @@ impl Below for Folders<'_> {
                     io::ErrorKind::PermissionDenied,
                     "you may not read it",
                 )),
-                Look::Nothing | Look::Away | Look::Folder | Look::Unsealed => Ok(None),
+                Look::Nothing | Look::Away | Look::Directory | Look::Unsealed => Ok(None),
             })
         });
         made.map_err(io::Error::other)?
@@ -765,7 +773,7 @@ impl Below for Folders<'_> {
     }
 }
 
-/// The array with the rights of a job's owner.
+/// The cluster with the rights of a job's owner.
 struct Seen<'a> {
     tx: &'a Tx<'a>,
     places: &'a [Place],
@@ -835,7 +843,7 @@ fn look(tx: &Tx<'_>, path: &str) -> (Look, Option<u64>) {
         Err(_) => return (Look::Denied, None),
     };
     if vnode.kind != Kind::File {
-        return (Look::Folder, None);
+        return (Look::Directory, None);
     }
     if !tx.caller.may(&vnode, crate::names::vnode::READ) {
         return (Look::Denied, None);

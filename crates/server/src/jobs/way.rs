@@ -1,6 +1,6 @@
-//! The folders in which outputs are created.
+//! The directories in which outputs are created.
 //!
-//! The deepest folder on the path of an output that exists when its job is submitted is the anchor of the output. A job's
+//! The deepest directory on the path of an output that exists when its job is submitted is the anchor of the output. A job's
 //! transaction that names the output starts from the inode of the anchor, with the rights of the job's owner. It follows no
 //! symbolic link of another user than the owner and root.
 
@@ -18,15 +18,15 @@ const LINKS_MAX: usize = 40;
 /// Maximum number of names on the path of one output, with the names in symbolic links.
 const NAMES_MAX: usize = 8192;
 
-/// The deepest folder of a path that exists.
+/// The deepest directory of a path that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Anchor {
     ino: u64,
-    /// Number of the names in the path that lead to the folder.
+    /// Number of the names in the path that lead to the directory.
     names: usize,
 }
 
-/// Anchors of a job's outputs, by the path of the folder of an output.
+/// Anchors of a job's outputs, by the path of the directory of an output.
 pub(crate) type Anchors = BTreeMap<String, Anchor>;
 
 /// Symbolic links that are followed.
@@ -47,7 +47,7 @@ pub(crate) struct Way {
     pub(crate) missing: Vec<Vec<u8>>,
 }
 
-/// Returns the folder of a path, and its last name.
+/// Returns the directory of a path, and its last name.
 pub(crate) fn split(path: &str) -> (&str, &str) {
     path.rsplit_once('/').unwrap_or(("", path))
 }
@@ -57,7 +57,7 @@ fn names(path: &str) -> impl DoubleEndedIterator<Item = &[u8]> {
     names.map(str::as_bytes)
 }
 
-/// Returns the anchors of outputs with these paths. A path that leads to no folder has no anchor.
+/// Returns the anchors of outputs with these paths. A path that leads to no directory has no anchor.
 pub(crate) fn anchors<'a>(
     tx: &Tx<'_>,
     paths: impl Iterator<Item = &'a str>,
@@ -66,15 +66,15 @@ pub(crate) fn anchors<'a>(
     let root = Vnode::get(tx.db, Inode::ROOT.0)?;
     let mut anchors = Anchors::new();
     for path in paths {
-        let folder = split(path).0;
-        if anchors.contains_key(folder) {
+        let directory = split(path).0;
+        if anchors.contains_key(directory) {
             continue;
         }
-        match tx.walk(root.clone(), (folder, 0), links, path) {
+        match tx.walk(root.clone(), (directory, 0), links, path) {
             Ok(way) => {
-                let names = names(folder).count() - way.missing.len();
+                let names = names(directory).count() - way.missing.len();
                 let ino = way.vnode.ino;
-                anchors.insert(folder.to_owned(), Anchor { ino, names });
+                anchors.insert(directory.to_owned(), Anchor { ino, names });
             }
             Err(fault) if fault.of_database() => return Err(fault),
             // The check for obstacles reports this fault.
@@ -85,14 +85,14 @@ pub(crate) fn anchors<'a>(
 }
 
 impl Tx<'_> {
-    /// Returns the folder of an output, and the inode that has the name of the output now.
+    /// Returns the directory of an output, and the inode that has the name of the output now.
     pub(crate) fn output_way(
         &self,
         anchors: &Anchors,
         path: &str,
     ) -> Result<(Way, Option<Vnode>), Fault> {
-        let (folder, name) = split(path);
-        let way = self.way(anchors, folder, path)?;
+        let (directory, name) = split(path);
+        let way = self.way(anchors, directory, path)?;
         let found = if way.missing.is_empty() {
             self.need(&way.vnode, SEARCH, path)?;
             Vnode::child(self.db, way.vnode.ino, name.as_bytes())?
@@ -102,11 +102,11 @@ impl Tx<'_> {
         Ok((way, found))
     }
 
-    fn way(&self, anchors: &Anchors, folder: &str, shown: &str) -> Result<Way, Fault> {
-        if folder.len() > PATH_MAX {
-            return Err(Fault::NameTooLong(folder.len()));
+    fn way(&self, anchors: &Anchors, directory: &str, shown: &str) -> Result<Way, Fault> {
+        if directory.len() > PATH_MAX {
+            return Err(Fault::NameTooLong(directory.len()));
         }
-        let mut prefix = folder;
+        let mut prefix = directory;
         let anchor = loop {
             match anchors.get(prefix) {
                 None if prefix.is_empty() => break None,
@@ -118,14 +118,14 @@ impl Tx<'_> {
             && let Some(vnode) = Vnode::find(self.db, anchor.ino)?.filter(|vnode| vnode.nlink > 0)
         {
             let vnode = self.reach_dir(vnode.ino, SEARCH, shown.as_bytes())?;
-            return self.walk(vnode, (folder, anchor.names), Links::Own, shown);
+            return self.walk(vnode, (directory, anchor.names), Links::Own, shown);
         }
         // Without an anchor, or if the anchor was removed, the path counts.
         let root = Vnode::get(self.db, Inode::ROOT.0)?;
-        self.walk(root, (folder, 0), Links::Own, shown)
+        self.walk(root, (directory, 0), Links::Own, shown)
     }
 
-    /// Follows a path without its first names from a folder.
+    /// Follows a path without its first names from a directory.
     fn walk(
         &self,
         mut vnode: Vnode,
@@ -182,18 +182,18 @@ impl Tx<'_> {
         })
     }
 
-    /// Creates the missing folders of a path, as the owner; returns the last folder.
+    /// Creates the missing directories of a path, as the owner; returns the last directory.
     pub(crate) fn make_missing(
         &mut self,
         way: Way,
         (uid, gid): (u32, u32),
     ) -> Result<Vnode, Fault> {
-        let mut folder = way.vnode;
+        let mut directory = way.vnode;
         for name in way.missing {
             check_name(&name)?;
             let ino = crate::names::ids::reserve(self.db, "inode", 1)?;
             self.create(&v1::Create {
-                parent: folder.ino,
+                parent: directory.ino,
                 name,
                 kind: Kind::Directory.into(),
                 mode: 0o755,
@@ -202,9 +202,9 @@ impl Tx<'_> {
                 gid,
                 ..v1::Create::default()
             })?;
-            folder = Vnode::get(self.db, ino)?;
+            directory = Vnode::get(self.db, ino)?;
         }
-        Ok(folder)
+        Ok(directory)
     }
 
     /// Fails if a link of another user is on the path of an output, or is the output itself.

@@ -15,9 +15,9 @@ use tidemill_core::layout::Part;
 use tidemill_core::layout::RESERVE_BYTES;
 use tidemill_wire::v1::{self, Kind};
 
-/// Maximum number of files and folders of one request, since names can't be changed during the request.
+/// Maximum number of files and directories of one request, since names can't be changed during the request.
 const BELOW_MAX: usize = 100_000;
-/// Rights to list a folder and to search it.
+/// Rights to list a directory and to search it.
 const READ_AND_SEARCH: u32 = 0o5;
 const READ: u32 = 0o4;
 
@@ -38,7 +38,7 @@ struct Target {
     bytes: u64,
 }
 
-/// Orders the move of a file, or of all files below a folder, to nodes.
+/// Orders the move of a file, or of all files below a directory, to nodes.
 pub(crate) fn to(
     tx: &Tx<'_>,
     request: &v1::MoveRequest,
@@ -104,12 +104,12 @@ enum Whose {
 
 /// Returns the files of a request, or the path as an error if there are too many.
 fn meant(tx: &Tx<'_>, request: &v1::StageRequest) -> Result<Result<Vec<Vnode>, String>, Fault> {
-    if request.folder != 0 && (request.free || request.bring.is_some()) {
+    if request.directory != 0 && (request.free || request.bring.is_some()) {
         return Err(Fault::Malformed(
-            "a folder by its number is only waited for",
+            "a directory by its number is only waited for",
         ));
     }
-    let (first, whose) = match (request.folder, &request.bring) {
+    let (first, whose) = match (request.directory, &request.bring) {
         (0, None) => (tx.resolve(&request.path, true)?, Whose::Own),
         (0, Some(_)) => {
             let first = tx.resolve(&request.path, true)?;
@@ -132,7 +132,7 @@ fn meant(tx: &Tx<'_>, request: &v1::StageRequest) -> Result<Result<Vec<Vnode>, S
     })
 }
 
-/// Drains the objects of a file, or of all files below a folder, from the burst tier now.
+/// Drains the objects of a file, or of all files below a directory, from the burst tier now.
 pub(crate) fn stage(
     tx: &Tx<'_>,
     request: &v1::StageRequest,
@@ -176,7 +176,7 @@ fn sealed_at(tx: &Tx<'_>, object: u64) -> Result<i64, Fault> {
     Ok(found.optional()?.unwrap_or(0))
 }
 
-/// Orders copies of the stored objects of a file, or of all files below a folder, on a node of the burst tier.
+/// Orders copies of the stored objects of a file, or of all files below a directory, on a node of the burst tier.
 pub(crate) fn bring(
     tx: &Tx<'_>,
     (request, bring): (&v1::StageRequest, &v1::Bring),
@@ -425,7 +425,7 @@ pub(crate) fn cancel(tx: &Tx<'_>, path: &[u8]) -> Result<v1::MoveReply, Fault> {
     Ok(reply)
 }
 
-/// Returns a file, or the files below a folder, if the caller has the needed rights; `None` if there are too many.
+/// Returns a file, or the files below a directory, if the caller has the needed rights; `None` if there are too many.
 fn below(tx: &Tx<'_>, first: Vnode, whose: Whose) -> Result<Option<Vec<Vnode>>, Fault> {
     let mut files = Vec::new();
     let mut left = vec![first];

@@ -1,4 +1,4 @@
-//! List of the labels that belong to no job: maintenance work of the array, and its reasons. This module only reads.
+//! List of the labels that belong to no job: maintenance work of the cluster, and its reasons. This module only reads.
 
 use crate::jobs::outbox;
 use crate::names::Fault;
@@ -22,7 +22,7 @@ fn word(why: i64) -> &'static str {
     }
 }
 
-/// Returns the labels that are queued or running. `removed` are nodes that no longer belong to the array.
+/// Returns the labels that are queued or running. `removed` are nodes that no longer belong to the cluster.
 pub(crate) fn list(
     db: &Connection,
     running: &BTreeSet<LabelId>,

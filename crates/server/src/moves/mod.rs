@@ -1,5 +1,5 @@
 //! Moves of objects from one node to another: objects that are to leave a node (`move`), nodes that are being emptied
-//! (`drain`), and nodes that were removed from the array (`removed`). This module only writes these tables. Next:
+//! (`drain`), and nodes that were removed from the cluster (`removed`). This module only writes these tables. Next:
 //! `server/src/copies.rs`, which examines them.
 //!
 //! A move is only a row: it says that one copy is to be removed, and perhaps where another copy is to be stored. The code for all copies
@@ -38,7 +38,7 @@ pub(crate) struct Move {
     pub(crate) anywhere: bool,
 }
 
-/// Properties of a node of the array that matter for moves.
+/// Properties of a node of the cluster that matter for moves.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
     pub(crate) node: u32,
@@ -51,7 +51,7 @@ pub(crate) struct Member {
 /// Reason why an operation on a node is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
-    #[error("node {0} is not part of the array; see `tidemill status`")]
+    #[error("node {0} is not part of the cluster; see `tidemill status`")]
     Unknown(u32),
     #[error(
         "node {0} is the last one that keeps data: its files could not move to another node; start another node first"
@@ -119,15 +119,15 @@ pub(crate) enum Refusal {
          ask for less, or for a shorter time"
     )]
     Long { node: u32, max: u64, promised: u64 },
-    #[error("{0} is not a folder: give a folder, for whose files room is promised")]
-    NoFolder(String),
+    #[error("{0} is not a directory: give a directory, for whose files room is promised")]
+    NoDirectory(String),
     #[error("a promise of {0} is not possible: give a size, and a time up to 366 days")]
     Nothing(&'static str),
     #[error("there are {0} promises, as many as may be: `tidemill stage list`")]
     TooManyPromises(u64),
     #[error("promise {0} does not exist or is not yours: `tidemill stage list`")]
     NoPromise(String),
-    #[error("{0} has more than {1} files and folders below it; name some of them")]
+    #[error("{0} has more than {1} files and directories below it; name some of them")]
     TooMany(String, usize),
     #[error(
         "node {0} is up: what only it has can be saved with `tidemill node drain {0}`; stop it first if it is to be \
@@ -332,7 +332,7 @@ const WRITING: &str = "SELECT (SELECT count(*) FROM writing WHERE node = ?1) + (
 const LABELS: &str = "SELECT count(*) FROM label WHERE node = ?1 AND task != 0";
 const COMING: &str = "SELECT count(*) FROM copy WHERE node = ?1";
 
-/// Removes a node from the array. Files that no other node has are lost then; with `lose`, only their names remain. Returns the
+/// Removes a node from the cluster. Files that no other node has are lost then; with `lose`, only their names remain. Returns the
 /// number of these files.
 pub(crate) fn remove(
     db: &Connection,

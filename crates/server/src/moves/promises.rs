@@ -40,18 +40,18 @@ struct Asked<'a> {
     long: bool,
 }
 
-/// Reserves space for files that will be written below a folder.
+/// Reserves space for files that will be written below a directory.
 pub(crate) fn reserve(
     tx: &Tx<'_>,
     request: &v1::PromiseRequest,
     (members, sites): (&[Member], &[Site]),
 ) -> Done<v1::Promise> {
     let path = String::from_utf8_lossy(&request.path).into_owned();
-    let folder = tx.resolve(&request.path, true)?;
-    if !folder.is_dir() {
-        return Ok(Err(Refusal::NoFolder(path)));
+    let directory = tx.resolve(&request.path, true)?;
+    if !directory.is_dir() {
+        return Ok(Err(Refusal::NoDirectory(path)));
     }
-    tx.need(&folder, WRITE | SEARCH, &path)?;
+    tx.need(&directory, WRITE | SEARCH, &path)?;
     let lasts = match request.for_ns {
         0 => LASTS_NS,
         lasts => lasts,
@@ -81,7 +81,7 @@ pub(crate) fn reserve(
         match keeps(tx, site, &asked)? {
             Ok(()) => {
                 let until = tx.now.saturating_add(lasts);
-                return Ok(Ok(keep(tx, (&folder, site), (&asked, until))?));
+                return Ok(Ok(keep(tx, (&directory, site), (&asked, until))?));
             }
             Err(refusal) => refused = refused.or(Some(refusal)),
         }
@@ -202,7 +202,7 @@ fn keeps(tx: &Tx<'_>, site: &Site, asked: &Asked<'_>) -> Done<()> {
 
 fn keep(
     tx: &Tx<'_>,
-    (folder, site): (&Vnode, &Site),
+    (directory, site): (&Vnode, &Site),
     (asked, until): (&Asked<'_>, i64),
 ) -> Result<v1::Promise, Fault> {
     let id = ids::reserve(tx.db, "promise", 1)?;
@@ -211,7 +211,7 @@ fn keep(
         sql,
         params![
             id.cast_signed(),
-            folder.ino.cast_signed(),
+            directory.ino.cast_signed(),
             site.node.0,
             asked.bytes.cast_signed(),
             tx.caller.uid,
@@ -232,7 +232,7 @@ fn keep(
 fn told(tx: &Tx<'_>, one: &Promised) -> Result<v1::Promise, Fault> {
     Ok(v1::Promise {
         id: one.id,
-        folder: tx.path_of(one.ino)?.unwrap_or_default(),
+        directory: tx.path_of(one.ino)?.unwrap_or_default(),
         node: one.node,
         bytes: one.promise.bytes,
         used: one.promise.used,
@@ -252,15 +252,15 @@ pub(crate) fn list(tx: &Tx<'_>) -> Result<Vec<v1::Promise>, Fault> {
     own.map(|one| told(tx, one)).collect()
 }
 
-/// Ends a promise by its number, or all of the caller's promises for a folder. Files that were written in the reserved space stay.
+/// Ends a promise by its number, or all of the caller's promises for a directory. Files that were written in the reserved space stay.
 pub(crate) fn release(tx: &Tx<'_>, request: &v1::ReleaseRequest) -> Done<Vec<v1::Promise>> {
-    let folder = match request.id {
+    let directory = match request.id {
         0 => tx.resolve(&request.path, true)?.ino,
         _ => 0,
     };
     let promises = promises::all(tx.db, tx.now)?.into_iter();
     let meant = promises
-        .filter(|one| one.id == request.id || one.ino == folder)
+        .filter(|one| one.id == request.id || one.ino == directory)
         .filter(|one| tx.caller.above() || one.uid == tx.caller.uid);
     let mut released = Vec::new();
     for one in meant {
@@ -309,8 +309,8 @@ mod tests {
 
     #[test]
     fn long_promises_of_one_user_are_bounded() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let site = Site {
             node: NodeId(3),
             host: "h".into(),

@@ -120,7 +120,7 @@ impl Tx<'_> {
         Ok(result)
     }
 
-    /// Fails for an operation that creates names while the device of the server's folder is nearly full. The remaining space is for
+    /// Fails for an operation that creates names while the device of the server's directory is nearly full. The remaining space is for
     /// operations that free space.
     fn need_space(&self, op: &v1::NameOp) -> Result<(), Fault> {
         let makes = matches!(op.op, Some(Op::Create(_) | Op::Link(_) | Op::SetXattr(_)));
@@ -174,8 +174,8 @@ mod tests {
 
     #[test]
     fn low_space_refuses_new_names_and_allows_removals() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let create = |name: &str| {
             Op::Create(v1::Create {
                 parent: 1,

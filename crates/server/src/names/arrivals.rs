@@ -1,4 +1,4 @@
-//! Arrivals: closed versions and renamed files and folders, in the order of their commits. The table `arrival` keeps them for
+//! Arrivals: closed versions and renamed files and directories, in the order of their commits. The table `arrival` keeps them for
 //! clients that watch paths, so that a client misses nothing while it is disconnected (next: `server/src/arrivals.rs`).
 
 use super::fault::Fault;
@@ -18,7 +18,7 @@ pub(crate) const KEPT_MAX: i64 = 1 << 18;
 const FORGOTTEN: i64 = 1024;
 /// Maximum number of rows read in one transaction.
 const PAGE: i64 = 1024;
-/// Maximum number of names examined below a renamed folder.
+/// Maximum number of names examined below a renamed directory.
 const WALK_MAX: usize = 1 << 14;
 /// Maximum number of arrivals in one answer, and of bytes of their paths and cursors: an answer must fit into a label's answer.
 pub(crate) const ANSWER_MAX: usize = 256;
@@ -35,7 +35,7 @@ impl Default for Kept {
     }
 }
 
-/// Position of a client: it has received all arrivals up to a number, and of the next arrival, a folder, the files up to a path.
+/// Position of a client: it has received all arrivals up to a number, and of the next arrival, a directory, the files up to a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cursor {
     pub(crate) number: i64,
@@ -98,7 +98,7 @@ impl Page {
     }
 }
 
-/// An arrival; object 0 means a folder.
+/// An arrival; object 0 means a directory.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) number: i64,
@@ -108,7 +108,7 @@ pub(crate) struct Row {
 }
 
 impl Tx<'_> {
-    /// Records a version that was closed under a name, or a file or folder that received a name.
+    /// Records a version that was closed under a name, or a file or directory that received a name.
     pub(crate) fn arrived(&self, vnode: &Vnode, path: &[u8]) -> Result<(), Fault> {
         let sealed = vnode.kind == Kind::File && vnode.object != 0 && vnode.version != 0;
         if path.is_empty() || !sealed && !vnode.is_dir() {
@@ -124,9 +124,14 @@ impl Tx<'_> {
         self.forget_arrivals()
     }
 
-    /// Records a file or folder that received a name in a folder.
-    pub(crate) fn arrived_in(&self, vnode: &Vnode, folder: u64, name: &[u8]) -> Result<(), Fault> {
-        let Some(mut path) = self.path_of(folder)? else {
+    /// Records a file or directory that received a name in a directory.
+    pub(crate) fn arrived_in(
+        &self,
+        vnode: &Vnode,
+        directory: u64,
+        name: &[u8],
+    ) -> Result<(), Fault> {
+        let Some(mut path) = self.path_of(directory)? else {
             return Ok(());
         };
         if !path.ends_with(b"/") {
@@ -208,7 +213,7 @@ impl Tx<'_> {
         Ok(page)
     }
 
-    /// Adds the files in a renamed folder to the page; returns whether all fit.
+    /// Adds the files in a renamed directory to the page; returns whether all fit.
     fn tell_below(
         &self,
         row: &Row,
@@ -248,24 +253,24 @@ impl Tx<'_> {
         Ok(true)
     }
 
-    /// Returns the matching paths below a folder, in order; `None` if there are too many names.
+    /// Returns the matching paths below a directory, in order; `None` if there are too many names.
     fn files_below(
         &self,
         row: &Row,
         path: &str,
         pattern: &Pattern,
     ) -> Result<Option<Vec<String>>, Fault> {
-        // The folder may have been renamed since.
+        // The directory may have been renamed since.
         if self.path_of(row.ino)?.as_deref() != Some(path.as_bytes()) {
             return Ok(Some(Vec::new()));
         }
-        let (mut folders, mut files) = (vec![(row.ino, path.to_owned())], Vec::new());
+        let (mut directories, mut files) = (vec![(row.ino, path.to_owned())], Vec::new());
         let mut looked = 0;
         let sql = "SELECT dirent.name, dirent.ino, inode.kind FROM dirent CROSS JOIN inode ON inode.ino = dirent.ino \
                    WHERE dirent.parent = ?1";
         let mut statement = self.db.prepare_cached(sql)?;
-        while let Some((folder, path)) = folders.pop() {
-            let mut rows = statement.query([folder.cast_signed()])?;
+        while let Some((directory, path)) = directories.pop() {
+            let mut rows = statement.query([directory.cast_signed()])?;
             while let Some(row) = rows.next()? {
                 looked += 1;
                 if looked > WALK_MAX {
@@ -279,7 +284,7 @@ impl Tx<'_> {
                 let kind: i32 = row.get(2)?;
                 if kind == Kind::Directory as i32 {
                     if reaches(pattern, &path) {
-                        folders.push((row.get::<_, i64>(1)?.cast_unsigned(), path));
+                        directories.push((row.get::<_, i64>(1)?.cast_unsigned(), path));
                     }
                 } else if kind == Kind::File as i32 && pattern.matches(&path[1..]) {
                     files.push(path);
@@ -290,7 +295,7 @@ impl Tx<'_> {
         Ok(Some(files))
     }
 
-    /// Returns the file at a path without links, if the caller may read the file and may list every folder that the pattern does
+    /// Returns the file at a path without links, if the caller may read the file and may list every directory that the pattern does
     /// not name.
     fn seen_at(&self, path: &str, pattern: &Pattern) -> Result<Option<Vnode>, Fault> {
         let caller = Caller {
@@ -300,7 +305,7 @@ impl Tx<'_> {
         let mut vnode = Vnode::get(self.db, Inode::ROOT.0)?;
         let mut walked = 0;
         for name in path[1..].split('/') {
-            let named = walked < pattern.folder().len();
+            let named = walked < pattern.directory().len();
             let needed = if named { SEARCH } else { SEARCH | READ };
             if !vnode.is_dir() || !caller.may(&vnode, needed) {
                 return Ok(None);
@@ -325,15 +330,15 @@ impl Row {
     }
 }
 
-/// Returns whether files below a folder may match.
-pub(crate) fn reaches(pattern: &Pattern, folder: &str) -> bool {
-    let own = pattern.folder();
-    let folder = folder.trim_matches('/');
+/// Returns whether files below a directory may match.
+pub(crate) fn reaches(pattern: &Pattern, directory: &str) -> bool {
+    let own = pattern.directory();
+    let directory = directory.trim_matches('/');
     let within = |above: &str, below: &str| {
         let rest = below.strip_prefix(above);
         rest.is_some_and(|rest| above.is_empty() || rest.is_empty() || rest.starts_with('/'))
     };
-    within(own, folder) || within(folder, own)
+    within(own, directory) || within(directory, own)
 }
 
 /// Returns the last number that was deleted.
@@ -370,8 +375,8 @@ mod tests {
     use super::*;
     use crate::names::{SqliteNames, ids};
 
-    fn names(folder: &tempfile::TempDir) -> SqliteNames {
-        SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap()
+    fn names(directory: &tempfile::TempDir) -> SqliteNames {
+        SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap()
     }
 
     /// Runs `work` as root.
@@ -388,8 +393,8 @@ mod tests {
     }
 
     fn make(tx: &mut Tx<'_>, path: &str, kind: Kind, mode: u32) -> Result<u64, Fault> {
-        let (folder, name) = path.rsplit_once('/').unwrap();
-        let parent = tx.resolve(format!("{folder}/").as_bytes(), true)?.ino;
+        let (directory, name) = path.rsplit_once('/').unwrap();
+        let parent = tx.resolve(format!("{directory}/").as_bytes(), true)?.ino;
         let ino = ids::reserve(tx.db, "inode", 1)?;
         tx.create(&v1::Create {
             parent,
@@ -475,8 +480,8 @@ mod tests {
 
     #[test]
     fn arrivals_are_listed_in_order_from_any_cursor() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = names(&folder);
+        let directory = tempfile::tempdir().unwrap();
+        let names = names(&directory);
         with(&names, |tx| make(tx, "/run", Kind::Directory, 0o755));
         let begin = now(&names);
         for path in ["/run/step-2", "/run/step-1", "/run/other", "/run/step-3"] {
@@ -500,9 +505,9 @@ mod tests {
     }
 
     #[test]
-    fn arrivals_follow_renamed_folder() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = names(&folder);
+    fn arrivals_follow_renamed_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let names = names(&directory);
         with(&names, |tx| {
             make(tx, "/new", Kind::Directory, 0o755)?;
             make(tx, "/new/b", Kind::Directory, 0o755)?;
@@ -525,7 +530,7 @@ mod tests {
             paths(&told),
             ["/run/9", "/run/older/1", "/run/older/b/1", "/run/older/b/2"]
         );
-        // A folder with too many names is reported as missed arrivals.
+        // A directory with too many names is reported as missed arrivals.
         with(&names, |tx| {
             let parent = tx.resolve(b"/run/older", true)?.ino.cast_signed();
             let sql = "WITH RECURSIVE n(i) AS (SELECT 100000 UNION ALL SELECT i + 1 FROM n WHERE i < 120000) \
@@ -537,8 +542,8 @@ mod tests {
 
     #[test]
     fn arrivals_hide_files_that_caller_cannot_read_or_list() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = names(&folder);
+        let directory = tempfile::tempdir().unwrap();
+        let names = names(&directory);
         with(&names, |tx| {
             make(tx, "/open", Kind::Directory, 0o755)?;
             make(tx, "/closed", Kind::Directory, 0o700)?;
@@ -565,8 +570,8 @@ mod tests {
 
     #[test]
     fn arrivals_report_missed_if_cursor_is_too_old() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = names(&folder);
+        let directory = tempfile::tempdir().unwrap();
+        let names = names(&directory);
         let begin = now(&names);
         with(&names, |tx| {
             let sql = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1) \
@@ -593,7 +598,7 @@ mod tests {
             assert_eq!(next.arrivals, []);
             since = next.cursor;
         }
-        // A new array has no record of earlier arrivals.
+        // A new cluster has no record of earlier arrivals.
         let later = tempfile::tempdir().unwrap();
         let later = self::names(&later);
         let old = Cursor {

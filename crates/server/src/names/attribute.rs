@@ -1,4 +1,4 @@
-//! Attributes: mode, owner, times, extended attributes, and the statistics of the array's space.
+//! Attributes: mode, owner, times, extended attributes, and the statistics of the cluster's space.
 
 use super::fault::Fault;
 use super::parts::Striping;
@@ -10,24 +10,24 @@ use tidemill_core::copies::Wanted;
 use tidemill_core::layout::Medium;
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
-/// Folder attribute: the node of new files below this directory. Value on a file: its node.
-pub(crate) const FOLDER_NODE: &[u8] = b"user.tidemill.node";
-/// Folder attribute: the number of copies of new versions of files below this directory. Value on a file: the wanted number of
+/// Directory attribute: the node of new files below this directory. Value on a file: its node.
+pub(crate) const DIRECTORY_NODE: &[u8] = b"user.tidemill.node";
+/// Directory attribute: the number of copies of new versions of files below this directory. Value on a file: the wanted number of
 /// copies of its version.
-pub(crate) const FOLDER_COPIES: &[u8] = b"user.tidemill.copies";
-/// Folder attribute: the striping of new versions of files below this directory, as `UNIT` or `UNIT,WIDTH`; `off` for no striping.
+pub(crate) const DIRECTORY_COPIES: &[u8] = b"user.tidemill.copies";
+/// Directory attribute: the striping of new versions of files below this directory, as `UNIT` or `UNIT,WIDTH`; `off` for no striping.
 /// Value on a file: its striping.
-pub(crate) const FOLDER_STRIPES: &[u8] = b"user.tidemill.stripe";
-/// Folder attribute: the medium of new versions of files below this directory, `memory` or `disk`. Value on a file: its medium.
-pub(crate) const FOLDER_MEDIUM: &[u8] = b"user.tidemill.medium";
-/// The folder attribute: the text of a rule for files below this directory.
-pub(crate) const FOLDER_RULE: &[u8] = b"user.tidemill.rule";
-/// Folder attribute: the state that `fsync` of this directory and those below it waits for, `synced` or `drained`.
-pub(crate) const FOLDER_DURABLE: &[u8] = b"user.tidemill.durable";
-/// Attribute of a file, and of a folder for all files below it: whether readers of an unsealed version wait for further bytes, `1`
+pub(crate) const DIRECTORY_STRIPES: &[u8] = b"user.tidemill.stripe";
+/// Directory attribute: the medium of new versions of files below this directory, `memory` or `disk`. Value on a file: its medium.
+pub(crate) const DIRECTORY_MEDIUM: &[u8] = b"user.tidemill.medium";
+/// The directory attribute: the text of a rule for files below this directory.
+pub(crate) const DIRECTORY_RULE: &[u8] = b"user.tidemill.rule";
+/// Directory attribute: the state that `fsync` of this directory and those below it waits for, `synced` or `drained`.
+pub(crate) const DIRECTORY_DURABLE: &[u8] = b"user.tidemill.durable";
+/// Attribute of a file, and of a directory for all files below it: whether readers of an unsealed version wait for further bytes, `1`
 /// or `0`.
 pub(crate) const WAIT: &[u8] = b"user.tidemill.wait";
-/// Attributes that the array computes.
+/// Attributes that the cluster computes.
 const VIRTUAL: [&[u8]; 5] = [
     b"user.tidemill.layout",
     b"user.tidemill.lineage",
@@ -41,15 +41,15 @@ const TRUSTED: &[u8] = b"trusted.";
 const VALUE_MAX: usize = 65_536;
 
 fn is_virtual(vnode: &Vnode, name: &[u8]) -> bool {
-    let of_folders = [
-        FOLDER_DURABLE,
-        FOLDER_NODE,
-        FOLDER_COPIES,
-        FOLDER_STRIPES,
-        FOLDER_MEDIUM,
-        FOLDER_RULE,
+    let of_directories = [
+        DIRECTORY_DURABLE,
+        DIRECTORY_NODE,
+        DIRECTORY_COPIES,
+        DIRECTORY_STRIPES,
+        DIRECTORY_MEDIUM,
+        DIRECTORY_RULE,
     ];
-    VIRTUAL.contains(&name) || (of_folders.contains(&name) && !vnode.is_dir())
+    VIRTUAL.contains(&name) || (of_directories.contains(&name) && !vnode.is_dir())
 }
 
 impl Tx<'_> {
@@ -157,16 +157,16 @@ impl Tx<'_> {
         Ok(match name {
             b"user.tidemill.version" => number(vnode.version),
             b"user.tidemill.object" if vnode.object != 0 => number(vnode.object),
-            FOLDER_NODE => vnode.node().and_then(|node| number(u64::from(node))),
-            FOLDER_COPIES if vnode.object != 0 => {
+            DIRECTORY_NODE => vnode.node().and_then(|node| number(u64::from(node))),
+            DIRECTORY_COPIES if vnode.object != 0 => {
                 let (wanted, _) = self.copies_of(vnode.object)?;
                 number(wanted.into())
             }
-            FOLDER_MEDIUM => vnode.node().map(|node| {
+            DIRECTORY_MEDIUM => vnode.node().map(|node| {
                 let memory = self.shared.in_memory(node);
                 if memory { "memory" } else { "disk" }.into()
             }),
-            FOLDER_STRIPES => self.stripes_of(vnode)?.map(String::into_bytes),
+            DIRECTORY_STRIPES => self.stripes_of(vnode)?.map(String::into_bytes),
             b"user.tidemill.layout" => Some(self.layout(vnode)?.into_bytes()),
             b"user.tidemill.task" => self.task_of(vnode.object)?.and_then(number),
             b"user.tidemill.lineage" if vnode.object != 0 => {
@@ -200,37 +200,37 @@ impl Tx<'_> {
                 _ => {}
             }
         }
-        if op.name == FOLDER_NODE {
+        if op.name == DIRECTORY_NODE {
             let text = std::str::from_utf8(&op.value).ok().map(str::trim);
             if text.and_then(|text| text.parse::<u32>().ok()).is_none() {
                 return Err(Fault::BadNode(shown(&op.value)));
             }
-            self.shared.set_folder_nodes();
+            self.shared.set_directory_nodes();
         }
-        if op.name == FOLDER_COPIES {
+        if op.name == DIRECTORY_COPIES {
             let text = String::from_utf8_lossy(&op.value);
             text.trim().parse::<Wanted>().map_err(Fault::BadCopies)?;
-            self.shared.set_folder_copies();
+            self.shared.set_directory_copies();
         }
-        if op.name == FOLDER_STRIPES {
+        if op.name == DIRECTORY_STRIPES {
             let text = String::from_utf8_lossy(&op.value);
             text.trim().parse::<Striping>().map_err(Fault::BadLayout)?;
-            self.shared.set_folder_stripes();
+            self.shared.set_directory_stripes();
         }
-        if op.name == FOLDER_MEDIUM {
+        if op.name == DIRECTORY_MEDIUM {
             let text = String::from_utf8_lossy(&op.value);
             text.trim().parse::<Medium>().map_err(Fault::BadMedium)?;
-            self.shared.set_folder_media();
+            self.shared.set_directory_media();
         }
-        if op.name == FOLDER_DURABLE {
+        if op.name == DIRECTORY_DURABLE {
             let text = String::from_utf8_lossy(&op.value);
             text.trim().parse::<Durable>().map_err(Fault::BadDurable)?;
         }
         if op.name == WAIT && !matches!(op.value.trim_ascii(), b"0" | b"1") {
             return Err(Fault::BadWait(shown(&op.value)));
         }
-        if op.name == FOLDER_RULE {
-            self.set_folder_rule(&vnode, &op.value)?;
+        if op.name == DIRECTORY_RULE {
+            self.set_directory_rule(&vnode, &op.value)?;
         }
         self.part_annotations(&vnode)?;
         let row = params![vnode.ino.cast_signed(), op.name, op.value];
@@ -244,7 +244,9 @@ impl Tx<'_> {
     pub(super) fn has_readers_wait(&self, vnode: &Vnode) -> Result<bool, Fault> {
         let said = match self.stored(vnode.ino, WAIT)? {
             Some(said) => said.trim_ascii() == b"1",
-            None => self.folder_attribute::<u8>(&self.folder_of(vnode.ino)?, WAIT)? == Some(1),
+            None => {
+                self.directory_attribute::<u8>(&self.directory_of(vnode.ino)?, WAIT)? == Some(1)
+            }
         };
         Ok(said)
     }
@@ -253,9 +255,9 @@ impl Tx<'_> {
         let vnode = self.reach(op.ino)?;
         self.need_write(&vnode)?;
         self.check_settable(&vnode, &op.name)?;
-        if op.name == FOLDER_RULE && vnode.is_dir() {
-            self.need_own_folder(&vnode)?;
-            self.drop_folder_rule(vnode.ino)?;
+        if op.name == DIRECTORY_RULE && vnode.is_dir() {
+            self.need_own_directory(&vnode)?;
+            self.drop_directory_rule(vnode.ino)?;
         }
         self.part_annotations(&vnode)?;
         let row = params![vnode.ino.cast_signed(), op.name];
@@ -308,7 +310,7 @@ impl Tx<'_> {
         Err(Fault::AttributeUnsupported(shown(name)))
     }
 
-    /// Lists only stored attributes: `cp -a` and `rsync -X` must not try to copy those that the array computes.
+    /// Lists only stored attributes: `cp -a` and `rsync -X` must not try to copy those that the cluster computes.
     pub(crate) fn list_xattr(&self, op: &v1::ListXattr) -> Result<Answer, Fault> {
         let vnode = self.reach(op.ino)?;
         let mut statement = self

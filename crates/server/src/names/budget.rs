@@ -15,8 +15,8 @@ use tokio::sync::Notify;
 
 /// Encoded bytes of results after which no further operation of a user's request is carried out.
 pub(crate) const ANSWER_BYTES_MAX: usize = 16 << 20;
-/// The same limit for parts of the array: a longer message could not be delivered.
-const TRUSTED_ANSWER_BYTES_MAX: usize = MESSAGE_BYTES_MAX - (4 << 20);
+/// The same limit for daemons of the cluster: a longer message could not be delivered.
+const ADMINISTRATOR_ANSWER_BYTES_MAX: usize = MESSAGE_BYTES_MAX - (4 << 20);
 /// Maximum cost of the look-ups of one request.
 const LOOK_UPS_MAX: u64 = 1_000_000;
 /// Maximum cost of the look-ups of one job script.
@@ -40,9 +40,9 @@ pub(crate) struct Budget {
 impl Budget {
     /// Returns the budget of a request of this caller.
     pub(crate) fn of(caller: &Caller) -> Self {
-        if caller.trusted {
+        if caller.administrator {
             return Self {
-                bytes: Cell::new(TRUSTED_ANSWER_BYTES_MAX),
+                bytes: Cell::new(ADMINISTRATOR_ANSWER_BYTES_MAX),
                 ..Self::unbounded()
             };
         }
@@ -138,9 +138,9 @@ impl Shares {
         })
     }
 
-    /// Waits for a turn of the caller; parts of the array need none.
+    /// Waits for a turn of the caller; daemons of the cluster need none.
     pub(crate) async fn take(self: &Arc<Self>, caller: &Caller) -> Option<Share> {
-        if caller.trusted {
+        if caller.administrator {
             return None;
         }
         loop {
@@ -156,7 +156,7 @@ impl Shares {
 
     /// Does the same for threads outside the runtime.
     pub(crate) fn take_blocking(self: &Arc<Self>, caller: &Caller) -> Option<Share> {
-        if caller.trusted {
+        if caller.administrator {
             return None;
         }
         let mut taken = self.taken.lock();
@@ -241,9 +241,9 @@ mod tests {
     }
 
     fn names() -> (tempfile::TempDir, SqliteNames) {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (7, 7)).unwrap();
-        (folder, names)
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (7, 7)).unwrap();
+        (directory, names)
     }
 
     fn apply(names: &SqliteNames, caller: Caller, ops: Vec<Op>) -> Vec<v1::NameResult> {
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn answers_of_one_request_are_bounded_and_paged() {
-        let (_folder, names) = names();
+        let (_directory, names) = names();
         let target = "x/".repeat(2000);
         let links: Vec<_> = (0..1500)
             .map(|number| (format!("{number:0200}"), target.clone()))
@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn look_ups_of_one_request_are_bounded() {
-        let (_folder, names) = names();
+        let (_directory, names) = names();
         // Each link leads to the next, 800 steps later.
         let links: Vec<_> = (0..20)
             .map(|number| match number {
@@ -350,14 +350,14 @@ mod tests {
         let results = apply(&names, user(7), vec![resolve.clone(); 10_000]);
         assert!(results.len() < 10 && is_too_much(results.last().unwrap()));
         // If the request has changes, the changes before the failed operation stay.
-        let folder = Op::Create(v1::Create {
+        let directory = Op::Create(v1::Create {
             parent: 1,
             name: b"kept".to_vec(),
             kind: Kind::Directory.into(),
             ..v1::Create::default()
         });
         let mut ops = vec![resolve.clone(); 10_000];
-        ops.insert(0, folder);
+        ops.insert(0, directory);
         let results = apply(&names, user(7), ops);
         assert!(is_too_much(results.last().unwrap()));
         let found = Op::Resolve(v1::Resolve {
@@ -372,8 +372,8 @@ mod tests {
     }
 
     #[test]
-    fn one_user_leaves_readers_for_others_and_array() {
-        let (_folder, names) = names();
+    fn one_user_leaves_readers_for_others_and_cluster() {
+        let (_directory, names) = names();
         let database = names.database().clone();
         let (began, begun) = mpsc::channel();
         let hold = |uid: u32| {
@@ -419,7 +419,7 @@ mod tests {
         root.look_up(100 * LOOK_UPS_MAX).unwrap();
         root.answered(ANSWER_BYTES_MAX);
         root.next().unwrap();
-        root.answered(TRUSTED_ANSWER_BYTES_MAX);
+        root.answered(ADMINISTRATOR_ANSWER_BYTES_MAX);
         root.next().unwrap_err();
     }
 
@@ -430,7 +430,7 @@ mod tests {
         let second = shares.take_blocking(&user(7));
         assert!(shares.try_take(&mut shares.taken.lock(), 7).is_none());
         let other = shares.take(&user(8)).await;
-        // All turns are taken; parts of the array need none.
+        // All turns are taken; daemons of the cluster need none.
         assert!(shares.try_take(&mut shares.taken.lock(), 9).is_none());
         assert!(shares.take(&Caller::root()).await.is_none() && shares.any());
         let waits = tokio::spawn({

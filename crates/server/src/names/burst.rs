@@ -3,7 +3,7 @@
 //! ([`tidemill_core::copies::CopyState::Burst`]), so a copy is made elsewhere. A row of `move` removes the object from the tier
 //! (next: `server/src/copies.rs`).
 
-use super::attribute::FOLDER_DURABLE;
+use super::attribute::DIRECTORY_DURABLE;
 use super::copies::{BURST, CURRENT, MOVES, NOWHERE, STAGE, moves_at};
 use super::fault::Fault;
 use super::promises;
@@ -98,7 +98,7 @@ impl Tx<'_> {
         moves_at(self.db, object, at)
     }
 
-    /// Answers whether a sync of a folder waits until the files below it are drained.
+    /// Answers whether a sync of a directory waits until the files below it are drained.
     pub(super) fn drains(&self, op: &v1::Drains) -> Result<Answer, Fault> {
         let waits = self.shared.bursts.any() && self.waits_for_drain(op.ino)?;
         let value = if waits {
@@ -109,11 +109,11 @@ impl Tx<'_> {
         Ok(Answer::Bytes(v1::Bytes { value }))
     }
 
-    /// Returns whether the attribute of a folder, or of its nearest ancestor with the attribute, requires draining.
+    /// Returns whether the attribute of a directory, or of its nearest ancestor with the attribute, requires draining.
     pub(crate) fn waits_for_drain(&self, ino: u64) -> Result<bool, Fault> {
-        let folder = Vnode::get(self.db, ino)?;
-        let said = self.folder_attribute::<Durable>(&folder, FOLDER_DURABLE)?;
-        Ok(folder.is_dir() && said == Some(Durable::Drained))
+        let directory = Vnode::get(self.db, ino)?;
+        let said = self.directory_attribute::<Durable>(&directory, DIRECTORY_DURABLE)?;
+        Ok(directory.is_dir() && said == Some(Durable::Drained))
     }
 
     /// Cancels the eviction of an object from the burst tier. Returns the bytes that could have been evicted; `None` if the object
@@ -513,13 +513,13 @@ mod tests {
         names: SqliteNames,
         ino: u64,
         object: u64,
-        _folder: tempfile::TempDir,
+        _directory: tempfile::TempDir,
     }
 
     impl Tier {
         fn new() -> Self {
-            let folder = tempfile::tempdir().unwrap();
-            let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+            let directory = tempfile::tempdir().unwrap();
+            let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
             names.add_node(NodeId(3));
             names.shared().bursts.set([3].into());
             names.shared().leaving.set_moving();
@@ -531,7 +531,7 @@ mod tests {
                 names,
                 ino,
                 object,
-                _folder: folder,
+                _directory: directory,
             }
         }
 
@@ -623,10 +623,10 @@ mod tests {
     }
 
     #[test]
-    fn stage_of_folder_by_number_only_waits() {
+    fn stage_of_directory_by_number_only_waits() {
         let tier = Tier::new();
         let by_number = v1::StageRequest {
-            folder: 1,
+            directory: 1,
             ..v1::StageRequest::default()
         };
         let free = v1::StageRequest {

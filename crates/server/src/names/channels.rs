@@ -1,6 +1,6 @@
 //! Channels of [rooms](super::rooms): this module records the node of each. Messages do not pass through the server.
 
-use super::attribute::FOLDER_MEDIUM;
+use super::attribute::DIRECTORY_MEDIUM;
 use super::fault::Fault;
 use super::ids;
 use super::quota::used;
@@ -106,11 +106,11 @@ impl Tx<'_> {
         Ok((quota != 0 && capacity > left).then_some(Refusal::NoQuota(capacity, left)))
     }
 
-    /// Returns the node with the most room that is up: in memory if the room's folder asks for that and such a node has
+    /// Returns the node with the most room that is up: in memory if the room's directory asks for that and such a node has
     /// enough.
     fn node_for(&self, room: &Vnode, capacity: u64) -> Result<Option<(u32, bool)>, Fault> {
         let sql = "SELECT value FROM xattr WHERE ino = ?1 AND name = ?2";
-        let row = params![room.ino.cast_signed(), FOLDER_MEDIUM];
+        let row = params![room.ino.cast_signed(), DIRECTORY_MEDIUM];
         let medium = self.db.query_row(sql, row, |row| row.get::<_, Vec<u8>>(0));
         let wants_memory = medium.optional()?.is_some_and(|medium| medium == b"memory");
         let rooms = self.shared.rooms();
@@ -152,7 +152,7 @@ impl Tx<'_> {
         );
     }
 
-    /// Returns a channel, with the right to use it as far as the caller may read and write the room's folder.
+    /// Returns a channel, with the right to use it as far as the caller may read and write the room's directory.
     pub(crate) fn open_channel(&self, op: &v1::ChannelRequest) -> Done<v1::Channel> {
         let room = match self.room_for(&op.room, SEARCH)? {
             Ok(room) => room,

@@ -12,7 +12,7 @@ use tidemill_core::id::JobId;
 pub(crate) struct Claims(Mutex<BTreeMap<String, JobId>>);
 
 impl Claims {
-    /// Records that a job writes these files, and these folders (with a slash at the end) with all entries below them. If other
+    /// Records that a job writes these files, and these directories (with a slash at the end) with all entries below them. If other
     /// jobs write any of them, returns these and records nothing.
     pub(crate) fn claim(
         &self,
@@ -32,7 +32,7 @@ impl Claims {
         })
     }
 
-    /// Returns those of these files and folders that jobs write.
+    /// Returns those of these files and directories that jobs write.
     pub(crate) fn taken(&self, paths: &[&str]) -> BTreeMap<String, JobId> {
         taken(&self.0.lock(), paths)
     }
@@ -53,20 +53,20 @@ impl Claims {
     }
 }
 
-/// Returns the job that writes this file or folder, one of its ancestors, or an entry below it.
+/// Returns the job that writes this file or directory, one of its ancestors, or an entry below it.
 fn holder(claims: &BTreeMap<String, JobId>, path: &str) -> Option<JobId> {
     let plain = path.trim_end_matches('/');
     let above = plain.rmatch_indices('/').map(|(end, _)| &plain[..=end]);
-    let folder = format!("{plain}/");
-    let mut folders = above.chain([folder.as_str()]);
-    let within = || folders.find_map(|folder| claims.get(folder).copied());
+    let directory = format!("{plain}/");
+    let mut directories = above.chain([directory.as_str()]);
+    let within = || directories.find_map(|directory| claims.get(directory).copied());
     let found = claims.get(plain).copied().or_else(within);
     if plain.len() == path.len() {
         return found;
     }
     let below = || {
-        let (first, &job) = claims.range(folder.clone()..).next()?;
-        first.starts_with(&folder).then_some(job)
+        let (first, &job) = claims.range(directory.clone()..).next()?;
+        first.starts_with(&directory).then_some(job)
     };
     found.or_else(below)
 }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn claim_of_folder_covers_all_paths_below() {
+    fn claim_of_directory_covers_all_paths_below() {
         let claims = Claims::default();
         let (first, second) = (JobId(1), JobId(2));
         claims.claim(first, &["/w/d/", "/w/f/g"]).unwrap().keep();

@@ -133,7 +133,7 @@ pub(crate) struct Database {
     /// Number of pieces of work in the queue.
     waiting: Arc<AtomicUsize>,
     trouble: Trouble,
-    /// Whether the device of the database's folder is nearly full.
+    /// Whether the device of the database's directory is nearly full.
     low: Arc<AtomicBool>,
     /// Bounds on the reads and writes that users run at once.
     reads: Arc<Shares>,
@@ -398,7 +398,7 @@ impl Database {
         }
     }
 
-    /// Waits for a turn to read; parts of the array need none.
+    /// Waits for a turn to read; daemons of the cluster need none.
     pub(crate) async fn turn(&self, caller: &Caller) -> Option<Share> {
         match self.alone {
             true => None,
@@ -459,7 +459,7 @@ impl Database {
         trouble.or_else(|| self.low.load(Ordering::Relaxed).then_some(Fault::Low))
     }
 
-    /// Returns whether the device of the database's folder is nearly full.
+    /// Returns whether the device of the database's directory is nearly full.
     pub(crate) fn low(&self) -> &Arc<AtomicBool> {
         &self.low
     }
@@ -727,8 +727,8 @@ impl Writing {
             file
         } else {
             // The log may be new, and recovery needs its name on the disk.
-            let folder = wal.parent().unwrap_or(Path::new("."));
-            File::open(folder)?.sync_all()?;
+            let directory = wal.parent().unwrap_or(Path::new("."));
+            File::open(directory)?.sync_all()?;
             self.wal_file.insert(File::open(wal)?)
         };
         file.sync_data()?;
@@ -772,9 +772,10 @@ mod tests {
     }
 
     fn open() -> (tempfile::TempDir, Database) {
-        let folder = tempfile::tempdir().unwrap();
-        let (database, ()) = Database::open(&folder.path().join("server.db"), |_| Ok(())).unwrap();
-        (folder, database)
+        let directory = tempfile::tempdir().unwrap();
+        let (database, ()) =
+            Database::open(&directory.path().join("server.db"), |_| Ok(())).unwrap();
+        (directory, database)
     }
 
     impl Database {
@@ -855,7 +856,7 @@ mod tests {
 
     #[test]
     fn failed_commit_reports_cause_and_next_commit_retries() {
-        let (_folder, database) = open();
+        let (_directory, database) = open();
         for (round, trip) in (0..).zip([Trip::Begin, Trip::Statement, Trip::Commit]) {
             database.trip(trip);
             let here = database.write_here(true, insert(10 * round)).unwrap_err();
@@ -882,7 +883,7 @@ mod tests {
 
     #[test]
     fn full_database_fails_whole_transaction() {
-        let (_folder, database) = open();
+        let (_directory, database) = open();
         fill(&database);
         // All three pieces are in the queue before the writer can take the first.
         let held = database.writing.lock();
@@ -909,8 +910,8 @@ mod tests {
 
     #[test]
     fn full_database_releases_reserve_and_restores_it() {
-        let (folder, database) = open();
-        let reserve = folder.path().join("server.reserve");
+        let (directory, database) = open();
+        let reserve = directory.path().join("server.reserve");
         let low = || database.low().load(Ordering::Relaxed);
         assert!(std::fs::metadata(&reserve).unwrap().len() > 0 && !low());
         fill(&database);
@@ -925,7 +926,7 @@ mod tests {
 
     #[test]
     fn statements_after_failed_transaction_are_not_kept() {
-        let (_folder, database) = open();
+        let (_directory, database) = open();
         fill(&database);
         let careless = |db: &Connection| {
             let _ = large(db);
@@ -943,8 +944,8 @@ mod tests {
 
     #[test]
     fn failed_sync_blocks_durability_until_full_rewrite() {
-        let (folder, database) = open();
-        let path = folder.path().join("server.db");
+        let (directory, database) = open();
+        let path = directory.path().join("server.db");
         let no_sync = || {
             database.with(|writing| {
                 // This file can't be synced.
@@ -957,7 +958,7 @@ mod tests {
         let kept = database.write_here(true, insert(1)).unwrap();
         assert!(kept.on_disk.is_ok(), "{kept:?}");
         assert_eq!(
-            std::fs::metadata(folder.path().join("server.db-wal"))
+            std::fs::metadata(directory.path().join("server.db-wal"))
                 .unwrap()
                 .len(),
             0

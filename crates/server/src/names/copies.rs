@@ -4,7 +4,7 @@
 //! only one copy; the table `copy` has the others. The table `short` lists versions that may have too few copies; [`crate::copies`]
 //! processes it.
 
-use super::attribute::FOLDER_COPIES;
+use super::attribute::DIRECTORY_COPIES;
 use super::fault::Fault;
 use super::parts;
 use super::transaction::Tx;
@@ -30,16 +30,16 @@ impl Tx<'_> {
         if vnode.version == 0 {
             return Ok(Wanted::ONE);
         }
-        let folders = if self.shared.folder_copies() {
-            self.folder_copies(vnode.ino)?
+        let directories = if self.shared.directory_copies() {
+            self.directory_copies(vnode.ino)?
         } else {
             None
         };
-        Ok(folders.unwrap_or_else(|| self.shared.copies()))
+        Ok(directories.unwrap_or_else(|| self.shared.copies()))
     }
 
-    fn folder_copies(&self, ino: u64) -> Result<Option<Wanted>, Fault> {
-        self.folder_attribute(&self.folder_of(ino)?, FOLDER_COPIES)
+    fn directory_copies(&self, ino: u64) -> Result<Option<Wanted>, Fault> {
+        self.directory_attribute(&self.directory_of(ino)?, DIRECTORY_COPIES)
     }
 
     /// Requests copies of a version that was just recorded.

@@ -118,15 +118,15 @@ fn drop_file(
         Err(fault) if fault.of_database() => return Err(fault),
         Err(_) => return Ok(Vec::new()),
     };
-    let (folder, name) = one.path.rsplit_once('/').unwrap_or(("", &one.path));
+    let (directory, name) = one.path.rsplit_once('/').unwrap_or(("", &one.path));
     if vnode.ino.cast_signed() != one.ino
         || vnode.object.cast_signed() != object
         || vnode.writing != 0
     {
         return Ok(Vec::new());
     }
-    let folder = if folder.is_empty() { "/" } else { folder };
-    let parent = tx.resolve(folder.as_bytes(), true);
+    let directory = if directory.is_empty() { "/" } else { directory };
+    let parent = tx.resolve(directory.as_bytes(), true);
     let gone = parent.and_then(|parent| {
         tx.unlink(&v1::Unlink {
             parent: parent.ino,

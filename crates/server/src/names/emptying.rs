@@ -1,14 +1,14 @@
-//! Empties a folder at once and completely, before a job writes its output there.
+//! Empties a directory at once and completely, before a job writes its output there.
 
 use super::fault::Fault;
 use super::transaction::Tx;
 use super::vnode::{Vnode, select_vnodes};
 use tidemill_wire::v1;
 
-/// Maximum number of files and folders below a folder that is emptied: no other client can change names during it.
+/// Maximum number of files and directories below a directory that is emptied: no other client can change names during it.
 const EMPTIED_MAX: usize = 100_000;
 
-/// An entry below a folder.
+/// An entry below a directory.
 #[derive(Debug)]
 pub(crate) struct Below {
     parent: u64,
@@ -17,20 +17,20 @@ pub(crate) struct Below {
 }
 
 impl Tx<'_> {
-    /// Returns all entries below a folder, the content of each folder before the folder, if the caller may remove all of them.
+    /// Returns all entries below a directory, the content of each directory before the directory, if the caller may remove all of them.
     pub(crate) fn to_be_emptied(&self, top: &Vnode) -> Result<Vec<Below>, Fault> {
         let mut all = Vec::new();
-        let mut folders = vec![top.clone()];
-        while let Some(folder) = folders.pop() {
-            self.writable_dir(folder.ino, self.called(folder.ino).as_bytes())?;
+        let mut directories = vec![top.clone()];
+        while let Some(above) = directories.pop() {
+            self.writable_dir(above.ino, self.called(above.ino).as_bytes())?;
             let limit = EMPTIED_MAX + 1 - all.len();
-            for (name, vnode) in self.entries(folder.ino, limit)? {
-                self.need_unsticky(&folder, &vnode, &name)?;
+            for (name, vnode) in self.entries(above.ino, limit)? {
+                self.need_unsticky(&above, &vnode, &name)?;
                 let directory = vnode.is_dir();
                 if directory {
-                    folders.push(vnode);
+                    directories.push(vnode);
                 }
-                let parent = folder.ino;
+                let parent = above.ino;
                 all.push(Below {
                     parent,
                     name,
@@ -45,7 +45,7 @@ impl Tx<'_> {
         Ok(all)
     }
 
-    /// Removes all entries below a folder.
+    /// Removes all entries below a directory.
     pub(crate) fn empty(&mut self, top: &Vnode) -> Result<(), Fault> {
         for Below {
             parent,
@@ -75,17 +75,17 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Returns the entries of a folder, at most `limit`.
+    /// Returns the entries of a directory, at most `limit`.
     pub(crate) fn entries(
         &self,
-        folder: u64,
+        directory: u64,
         limit: usize,
     ) -> Result<Vec<(Vec<u8>, Vnode)>, Fault> {
         let mut statement = self.db.prepare_cached(select_vnodes!(
             ", name FROM dirent JOIN inode ON inode.ino = dirent.ino WHERE dirent.parent = ?1 LIMIT ?2"
         ))?;
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let rows = statement.query_map([folder.cast_signed(), limit], |row| {
+        let rows = statement.query_map([directory.cast_signed(), limit], |row| {
             Ok((row.get(17)?, Vnode::from_row(row)?))
         })?;
         Ok(rows.collect::<Result<_, _>>()?)

@@ -36,7 +36,7 @@ pub enum Fault {
     #[error("{0}: only its owner or root may do this")]
     NotOwner(String),
     /// More entries below a directory than one request may remove.
-    #[error("{0}: has more than {1} files and folders below it; remove them first")]
+    #[error("{0}: has more than {1} files and directories below it; remove them first")]
     TooManyBelow(String, usize),
     /// Hard links to directories do not exist.
     #[error("{0}: a directory can't have a second name")]
@@ -50,11 +50,11 @@ pub enum Fault {
     /// A name with a slash, a zero byte, or a reserved one.
     #[error("{0:?} can't be a name")]
     BadName(String),
-    /// A name at the root that mounts reserve for their control folder.
-    #[error("/{0}: the name belongs to the control folder of mounts; choose another")]
+    /// A name at the root that mounts reserve for their control directory.
+    #[error("/{0}: the name belongs to the control directory of mounts; choose another")]
     Reserved(String),
-    /// An entry other than the caller's own folder in the folder of users' kernels.
-    #[error("/kernels has a folder for each user, which that user makes: yours is /kernels/{0}")]
+    /// An entry other than the caller's own directory in the directory of users' kernels.
+    #[error("/kernels has a directory for each user, which that user makes: yours is /kernels/{0}")]
     NotOwnPlace(u32),
     /// A directory moved into itself.
     #[error("{0}: a directory can't be moved into itself")]
@@ -95,7 +95,7 @@ pub enum Fault {
     #[error("attribute {0} exists already")]
     AttributeExists(String),
     /// An attribute that only the system sets.
-    #[error("attribute {0} can't be set: the array answers it")]
+    #[error("attribute {0} can't be set: the cluster answers it")]
     AttributeReadOnly(String),
     /// An attribute outside `user.`.
     #[error("attribute {0}: only attributes in `user.` are kept")]
@@ -103,16 +103,16 @@ pub enum Fault {
     /// An attribute's value or name is too long.
     #[error("attribute {0} is too long: names may have 255 bytes, values 65536")]
     AttributeTooLong(String),
-    /// A folder attribute that names no node.
+    /// A directory attribute that names no node.
     #[error("{0:?} is not the number of a node")]
     BadNode(String),
     /// An impossible number of copies.
     #[error("{0}")]
     BadCopies(String),
-    /// A folder attribute that is no medium.
+    /// A directory attribute that is no medium.
     #[error("{0}")]
     BadMedium(String),
-    /// A folder attribute that names no state to wait for.
+    /// A directory attribute that names no state to wait for.
     #[error("{0}")]
     BadDurable(String),
     /// A value that says neither that readers wait nor that they do not.
@@ -123,7 +123,7 @@ pub enum Fault {
     /// An invalid layout.
     #[error(transparent)]
     BadLayout(LayoutError),
-    /// A folder attribute that is no rule, or that may not be one.
+    /// A directory attribute that is no rule, or that may not be one.
     #[error("{0}")]
     BadRule(String),
     /// Only one node could take a file, and its store is read-only.
@@ -159,9 +159,9 @@ pub enum Fault {
         "damaged in the server's database: {0}; bring the database back from a copy, or rebuild it"
     )]
     Damaged(String),
-    /// The device of the server's folder is nearly full.
+    /// The device of the server's directory is nearly full.
     #[error(
-        "the device of the server's folder is nearly full: free some space on it, or remove files or jobs, then try again"
+        "the device of the server's directory is nearly full: free some space on it, or remove files or jobs, then try again"
     )]
     Low,
     /// More work than one request may cause.
@@ -278,7 +278,7 @@ fn full(error: &rusqlite::Error) -> bool {
 
 fn advice(error: &rusqlite::Error) -> &'static str {
     if full(error) {
-        "; free some space on the device of the server's folder"
+        "; free some space on the device of the server's directory"
     } else {
         ""
     }

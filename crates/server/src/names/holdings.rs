@@ -43,7 +43,7 @@ pub(crate) fn of_node(db: &Connection, node: u32) -> Result<BTreeMap<u64, Held>,
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Returns the objects of the file at a path, or of all files below the folder.
+/// Returns the objects of the file at a path, or of all files below the directory.
 pub(crate) fn objects_below(
     db: &Connection,
     shared: &Shared,
@@ -52,23 +52,23 @@ pub(crate) fn objects_below(
     let root = Caller::root();
     let top = Tx::new(db, shared, &root, 0, 0).resolve(path, true)?;
     let mut objects = BTreeSet::new();
-    let mut folders = Vec::new();
-    let mut take = |ino: u64, kind: i32, object: u64, folders: &mut Vec<u64>| {
+    let mut directories = Vec::new();
+    let mut take = |ino: u64, kind: i32, object: u64, directories: &mut Vec<u64>| {
         if kind == Kind::Directory as i32 {
-            folders.push(ino);
+            directories.push(ino);
         } else if object != 0 {
             objects.insert(object);
         }
     };
-    take(top.ino, top.kind as i32, top.object, &mut folders);
+    take(top.ino, top.kind as i32, top.object, &mut directories);
     let sql = "SELECT inode.ino, kind, object FROM dirent CROSS JOIN inode ON inode.ino = dirent.ino \
                WHERE dirent.parent = ?1";
     let mut statement = db.prepare_cached(sql)?;
-    while let Some(folder) = folders.pop() {
-        let mut rows = statement.query([folder.cast_signed()])?;
+    while let Some(directory) = directories.pop() {
+        let mut rows = statement.query([directory.cast_signed()])?;
         while let Some(row) = rows.next()? {
             let number = |column| row.get::<_, i64>(column).map(i64::cast_unsigned);
-            take(number(0)?, row.get(1)?, number(2)?, &mut folders);
+            take(number(0)?, row.get(1)?, number(2)?, &mut directories);
         }
     }
     Ok(objects)

@@ -9,7 +9,7 @@ use tidemill_core::id::Inode;
 
 /// Maximum number of ids of one kind in one reservation.
 pub(crate) const RESERVE_MAX: u32 = 1 << 20;
-/// Number of blocks of unused ids that an untrusted user may have. Above it, blocks older than a day are deleted, a few at a time;
+/// Number of blocks of unused ids that a user without an administrator's rights may have. Above it, blocks older than a day are deleted, a few at a time;
 /// above `BLOCKS_EACH_MAX`, the oldest blocks are deleted regardless of age.
 const BLOCKS_EACH: i64 = 1024;
 const BLOCKS_EACH_MAX: i64 = 4096;
@@ -33,7 +33,7 @@ pub(crate) fn take(block: &mut Range<u64>, count: u64) -> u64 {
     first
 }
 
-/// Reserves inodes and objects for a client. The ids of an untrusted client are recorded: it may use no others.
+/// Reserves inodes and objects for a client. The ids of a client without an administrator's rights are recorded: it may use no others.
 pub(crate) fn reserve_for(
     db: &Connection,
     caller: &Caller,
@@ -45,7 +45,7 @@ pub(crate) fn reserve_for(
     }
     let inode = reserve(db, "inode", u64::from(inodes))?;
     let object = reserve(db, "object", u64::from(objects.max(1)))?;
-    if !caller.trusted && inodes + objects > 0 {
+    if !caller.administrator && inodes + objects > 0 {
         let block = Block {
             objects: object..object + u64::from(objects),
             inodes: inode..inode + u64::from(inodes),
@@ -55,7 +55,7 @@ pub(crate) fn reserve_for(
     Ok((inode, object))
 }
 
-/// Ids that an untrusted client has just reserved.
+/// Ids that a client without an administrator's rights has just reserved.
 struct Block {
     objects: Range<u64>,
     inodes: Range<u64>,
@@ -123,7 +123,7 @@ impl Tx<'_> {
         if ino == 0 {
             return reserve(self.db, "inode", 1);
         }
-        let fine = if self.caller.trusted {
+        let fine = if self.caller.administrator {
             ino > Inode::ROOT.0 && ino < self.next_id("inode")?
         } else {
             self.use_reserved("inode", ino)?
@@ -145,7 +145,7 @@ impl Tx<'_> {
 
     /// Fails if the client has not reserved an object id, or if the id is used.
     pub(crate) fn check_object(&self, object: u64) -> Result<(), Fault> {
-        let fine = if self.caller.trusted {
+        let fine = if self.caller.administrator {
             object != 0 && object < self.next_id("object")?
         } else {
             self.use_reserved("object", object)?
@@ -186,9 +186,9 @@ mod tests {
     use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
     fn names() -> (tempfile::TempDir, SqliteNames) {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (7, 7)).unwrap();
-        (folder, names)
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (7, 7)).unwrap();
+        (directory, names)
     }
 
     fn user(uid: u32) -> Caller {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     fn make(names: &SqliteNames, uid: u32, ino: u64) -> Answer {
-        let folder = v1::Create {
+        let directory = v1::Create {
             parent: 1,
             name: ino.to_string().into_bytes(),
             kind: v1::Kind::Directory.into(),
@@ -230,7 +230,7 @@ mod tests {
         let request = Request {
             caller: user(uid),
             ops: vec![v1::NameOp {
-                op: Some(Op::Create(folder)),
+                op: Some(Op::Create(directory)),
             }],
             ..Request::default()
         };
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn adjacent_reservations_merge_and_end_when_used() {
-        let (_folder, names) = names();
+        let (_directory, names) = names();
         let (ino, object) = reserved(&names, 7, (1, 1));
         for _ in 0..1000 {
             reserved(&names, 7, (1, 1));
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn reservations_of_one_user_are_bounded() {
-        let (_folder, names) = names();
+        let (_directory, names) = names();
         let first = reserved(&names, 9, (1, 1));
         let reserve = |db: &Connection| {
             for _ in 0..2 * BLOCKS_EACH_MAX {

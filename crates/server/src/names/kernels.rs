@@ -1,7 +1,7 @@
-//! The folder of users' kernels (`tidemill_core::job::own`): created for all users, and read for one user.
+//! The directory of users' kernels (`tidemill_core::job::own`): created for all users, and read for one user.
 //!
-//! A user other than root can create only the folder of the user's own number there, so that no user takes another's place. An
-//! entry with a user's number counts only if it is a folder of that user and no other user can write into it: root, and releases
+//! A user other than root can create only the directory of the user's own number there, so that no user takes another's place. An
+//! entry with a user's number counts only if it is a directory of that user and no other user can write into it: root, and releases
 //! before this one, may have left other entries.
 
 use super::fault::Fault;
@@ -16,93 +16,95 @@ use tidemill_core::job::own;
 use tidemill_wire::v1::Kind;
 
 /// As for `/tmp`: every user may create entries, and only the owner may remove an entry.
-const FOLDER_MODE: u32 = 0o1777;
+const DIRECTORY_MODE: u32 = 0o1777;
 
 /// Maximum number of a user's kernels that are listed, all versions counted.
 const KERNELS_MAX: u32 = 100_000;
 
 impl SqliteNames {
-    /// Creates the folder of all users' kernels, or restores its owner and mode. Another object with that name stays: then users
+    /// Creates the directory of all users' kernels, or restores its owner and mode. Another object with that name stays: then users
     /// have no kernels.
     ///
     /// # Errors
     /// If the database fails.
-    pub async fn keep_kernels_folder(&self, owner: (u32, u32)) -> Result<(), Fault> {
-        let (made, folder) = self.database().write(move |db| make(db, owner)).await?;
+    pub async fn keep_kernels_directory(&self, owner: (u32, u32)) -> Result<(), Fault> {
+        let (made, directory) = self.database().write(move |db| make(db, owner)).await?;
         if made {
             self.shared().add_files(1);
         }
-        if folder.is_dir() {
-            self.shared().set_kernels_folder(folder.ino);
+        if directory.is_dir() {
+            self.shared().set_kernels_directory(directory.ino);
         }
         Ok(())
     }
 }
 
-/// Creates the folder; returns whether it is new, and the object with its name.
+/// Creates the directory; returns whether it is new, and the object with its name.
 fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<(bool, Vnode), Fault> {
-    let name = own::FOLDER.trim_start_matches('/').as_bytes();
+    let name = own::DIRECTORY.trim_start_matches('/').as_bytes();
     let now = clock::now_ns();
     if let Some(mut there) = Vnode::child(db, Inode::ROOT.0, name)? {
-        if there.is_dir() && (there.mode, there.uid, there.gid) != (FOLDER_MODE, uid, gid) {
-            (there.mode, there.uid, there.gid, there.ctime) = (FOLDER_MODE, uid, gid, now);
+        if there.is_dir() && (there.mode, there.uid, there.gid) != (DIRECTORY_MODE, uid, gid) {
+            (there.mode, there.uid, there.gid, there.ctime) = (DIRECTORY_MODE, uid, gid, now);
             there.update(db)?;
             notes::changed(db, &there)?;
         }
         return Ok((false, there));
     }
     let ino = super::ids::reserve(db, "inode", 1)?;
-    let folder = Vnode::folder(ino, FOLDER_MODE, (uid, gid), now);
-    folder.insert(db)?;
-    notes::changed(db, &folder)?;
+    let directory = Vnode::directory(ino, DIRECTORY_MODE, (uid, gid), now);
+    directory.insert(db)?;
+    notes::changed(db, &directory)?;
     let root = Inode::ROOT.0.cast_signed();
     let entry = "INSERT INTO dirent VALUES (?1, ?2, ?3)";
     db.execute(entry, params![root, name, ino.cast_signed()])?;
     let above = "UPDATE inode SET nlink = nlink + 1, mtime = ?2, ctime = ?2 WHERE ino = ?1";
     db.execute(above, params![root, now])?;
-    Ok((true, folder))
+    Ok((true, directory))
 }
 
 impl Tx<'_> {
-    /// Fails if the caller would create another user's entry in the folder of all users' kernels.
+    /// Fails if the caller would create another user's entry in the directory of all users' kernels.
     pub(crate) fn check_own_place(&self, parent: u64, name: &[u8]) -> Result<(), Fault> {
         let uid = self.caller.uid;
-        if parent != self.shared.kernels_folder() || uid == 0 || name == uid.to_string().as_bytes()
+        if parent != self.shared.kernels_directory()
+            || uid == 0
+            || name == uid.to_string().as_bytes()
         {
             return Ok(());
         }
         Err(Fault::NotOwnPlace(uid))
     }
 
-    /// Returns the names of the files in a user's folder of kernels, if the caller may list them; no names if the folder is not to
+    /// Returns the names of the files in a user's directory of kernels, if the caller may list them; no names if the directory is not to
     /// be trusted.
     ///
     /// # Errors
-    /// If there is no such folder, or the caller may not list it.
+    /// If there is no such directory, or the caller may not list it.
     pub(crate) fn own_kernels(&self, uid: u32) -> Result<Vec<String>, Fault> {
-        let path = format!("{}/{uid}", own::FOLDER);
-        let folder = self.resolve(path.as_bytes(), false)?;
-        if !folder.is_dir() || folder.uid != uid || folder.mode & 0o022 != 0 {
+        let path = format!("{}/{uid}", own::DIRECTORY);
+        let directory = self.resolve(path.as_bytes(), false)?;
+        if !directory.is_dir() || directory.uid != uid || directory.mode & 0o022 != 0 {
             return Ok(Vec::new());
         }
         let names = self.names_in(&path, KERNELS_MAX)?;
         Ok(names.into_iter().map(|(name, _)| name).collect())
     }
 
-    /// Returns the names and kinds in a folder that the caller may list: names that are text, from at most `max` entries.
+    /// Returns the names and kinds in a directory that the caller may list: names that are text, from at most `max` entries.
     pub(crate) fn names_in(&self, path: &str, max: u32) -> Result<Vec<(String, Kind)>, Fault> {
         let names = self.entries_in(path, max)?.into_iter();
         let text = |(name, kind)| Some((String::from_utf8(name).ok()?, kind));
         Ok(names.filter_map(text).collect())
     }
 
-    /// Returns the names and kinds in a folder that the caller may list, at most `max`.
+    /// Returns the names and kinds in a directory that the caller may list, at most `max`.
     pub(crate) fn entries_in(&self, path: &str, max: u32) -> Result<Vec<(Vec<u8>, Kind)>, Fault> {
-        let folder = self.resolve(path.as_bytes(), true)?;
-        self.need(&folder, READ, path)?;
+        let directory = self.resolve(path.as_bytes(), true)?;
+        self.need(&directory, READ, path)?;
         let sql = "SELECT name, kind FROM dirent JOIN inode ON inode.ino = dirent.ino WHERE dirent.parent = ?1 LIMIT ?2";
         let mut names = self.db.prepare_cached(sql)?;
-        let names = names.query_map(params![folder.ino.cast_signed(), max], |row| {
+        let names = names.query_map(params![directory.ino.cast_signed(), max], |row| {
             let kind = Kind::try_from(row.get::<_, i32>(1)?).unwrap_or(Kind::Unspecified);
             Ok((row.get(0)?, kind))
         })?;

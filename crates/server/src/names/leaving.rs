@@ -1,4 +1,4 @@
-//! Nodes that are being emptied or were removed from the array: they take no new objects. This is the copy in memory of the
+//! Nodes that are being emptied or were removed from the cluster: they take no new objects. This is the copy in memory of the
 //! tables `drain` and `removed`.
 
 use super::fault::Fault;
@@ -45,7 +45,7 @@ impl Leaving {
         self.nodes.read().emptied.clone()
     }
 
-    /// Returns the nodes that were removed from the array.
+    /// Returns the nodes that were removed from the cluster.
     pub(crate) fn removed(&self) -> BTreeSet<u32> {
         self.nodes.read().removed.clone()
     }
@@ -55,7 +55,7 @@ impl Leaving {
         self.nodes.read().emptied.contains(&node)
     }
 
-    /// Returns whether a node was removed from the array.
+    /// Returns whether a node was removed from the cluster.
     pub(crate) fn is_removed(&self, node: u32) -> bool {
         self.nodes.read().removed.contains(&node)
     }
@@ -77,7 +77,7 @@ impl Leaving {
         }
     }
 
-    /// Records that a node is removed from the array.
+    /// Records that a node is removed from the cluster.
     pub(crate) fn set_removed(&self, node: u32) {
         let mut nodes = self.nodes.write();
         nodes.emptied.remove(&node);

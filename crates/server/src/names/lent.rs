@@ -5,8 +5,8 @@
 //! capabilities have expired (next: `node/src/revoked.rs`). A restarted server has forgotten earlier capabilities: they stay
 //! valid until they expire.
 
-use crate::array::Array;
 use crate::clock;
+use crate::cluster::Cluster;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -109,7 +109,7 @@ impl Lent {
 }
 
 /// Sends ended capabilities to nodes for as long as the server runs.
-pub(crate) async fn run(lent: impl AsRef<Lent>, array: Arc<Array>) {
+pub(crate) async fn run(lent: impl AsRef<Lent>, cluster: Arc<Cluster>) {
     let lent = lent.as_ref();
     let mut epochs: BTreeMap<u32, u64> = BTreeMap::new();
     let mut forgot = Instant::now();
@@ -119,13 +119,13 @@ pub(crate) async fn run(lent: impl AsRef<Lent>, array: Arc<Array>) {
             lent.forget();
             forgot = Instant::now();
         }
-        let up = array.up().into_iter();
+        let up = cluster.up().into_iter();
         let up: BTreeMap<u32, u64> = up
-            .filter_map(|node| Some((node, array.epoch(node)?)))
+            .filter_map(|node| Some((node, cluster.epoch(node)?)))
             .collect();
         let anew = |node| up.get(&node) != epochs.get(&node);
         for (node, revoked) in lent.to_tell(anew) {
-            array.send(node, To::Revoke(v1::Revoke { revoked }));
+            cluster.send(node, To::Revoke(v1::Revoke { revoked }));
         }
         epochs = up;
     }
@@ -194,8 +194,8 @@ mod tests {
     /// A guessed number reveals nothing, and the writer of the version is answered again.
     #[test]
     fn seal_answers_only_the_writer() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         names.add_node(NodeId(3));
         let caller = |uid| Caller {
             uid,
@@ -252,8 +252,8 @@ mod tests {
     /// A client that opens a file while its permission is being withdrawn gets no right that nobody ends.
     #[test]
     fn nothing_is_lent_after_end_of_rights() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let ino = shown_to_all(&names);
         let root = Caller::root();
         let user = Caller {

@@ -187,7 +187,7 @@ pub(crate) fn versions(
 const SHARED: &str = "(inode.writing = 0 OR NOT EXISTS \
                       (SELECT 1 FROM annotation AS own WHERE own.object = inode.object AND own.name = x''))";
 
-/// Returns the present or former annotations of versions, without the attributes that the array reads.
+/// Returns the present or former annotations of versions, without the attributes that the cluster reads.
 fn annotations(
     db: &Connection,
     objects: &str,

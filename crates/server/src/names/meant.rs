@@ -1,23 +1,23 @@
 //! Suggestions for a path that does not exist. They are only for paths that a person has written: a suggestion needs all names of a
-//! folder.
+//! directory.
 
 use super::fault::Fault;
 use super::transaction::{Tx, shown};
 use tidemill_core::nearest::{PARTS_MAX, nearest_path};
 
-/// Maximum number of names in a folder that are searched for a suggestion.
+/// Maximum number of names in a directory that are searched for a suggestion.
 pub(crate) const BESIDE_MAX: u32 = 4096;
 
 impl Tx<'_> {
-    /// Returns names in the folder of a path, if the caller may list it; perhaps not all.
+    /// Returns names in the directory of a path, if the caller may list it; perhaps not all.
     pub(crate) fn beside(&self, path: &str) -> Vec<String> {
-        let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
-        let names = self.names_in(folder, BESIDE_MAX);
+        let directory = path.rsplit_once('/').map_or("", |(directory, _)| directory);
+        let names = self.names_in(directory, BESIDE_MAX);
         let names = names.unwrap_or_default().into_iter();
         names.map(|(name, _)| name).collect()
     }
 
-    /// Adds a suggestion, or the deepest existing folder, to the fault for a missing path.
+    /// Adds a suggestion, or the deepest existing directory, to the fault for a missing path.
     pub(crate) fn advised(&self, path: &[u8], fault: Fault) -> Fault {
         let (Fault::NotFound(what), Ok(path)) = (&fault, std::str::from_utf8(path)) else {
             return fault;
@@ -45,17 +45,17 @@ impl Tx<'_> {
         Fault::Misspelt(what.clone(), advice)
     }
 
-    /// Returns the deepest existing folder of a path.
+    /// Returns the deepest existing directory of a path.
     fn deepest<'a>(&self, path: &'a str) -> &'a str {
-        let mut folder = path.trim_end_matches('/');
+        let mut directory = path.trim_end_matches('/');
         loop {
-            folder = folder.rsplit_once('/').map_or("", |(above, _)| above);
-            let found = self.resolve(folder.as_bytes(), true);
-            if folder.is_empty() || found.is_ok_and(|vnode| vnode.is_dir()) {
+            directory = directory.rsplit_once('/').map_or("", |(above, _)| above);
+            let found = self.resolve(directory.as_bytes(), true);
+            if directory.is_empty() || found.is_ok_and(|vnode| vnode.is_dir()) {
                 break;
             }
         }
-        if folder.is_empty() { "/" } else { folder }
+        if directory.is_empty() { "/" } else { directory }
     }
 }
 
@@ -67,8 +67,8 @@ mod tests {
 
     #[test]
     fn resolve_names_absolute_link_without_target() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let shared = names.shared().clone();
         let link = |name: &str, target: &str| v1::NameOp {
             op: Some(Op::Create(v1::Create {

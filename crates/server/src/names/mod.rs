@@ -48,7 +48,7 @@ pub use changes::Changes;
 pub use fault::Fault;
 pub use schema::{OpenError, SCHEMA_VERSION};
 pub use sqlite::SqliteNames;
-pub(crate) use sqlite::array_id;
+pub(crate) use sqlite::cluster_id;
 pub use transaction::Change;
 pub(crate) use transaction::path_of;
 pub use vnode::Caller;
@@ -76,9 +76,13 @@ pub struct Request {
 }
 
 impl Request {
-    /// Builds a request from a message of a caller whose rights are known. Only mounts have sessions, and mounts are trusted.
+    /// Builds a request from a message of a caller whose rights are known. Only mounts have sessions, and mounts are daemons with an administrator's rights.
     pub(crate) fn of(caller: Caller, message: v1::NameRequest) -> Self {
-        let session = if caller.trusted { message.session } else { 0 };
+        let session = if caller.administrator {
+            message.session
+        } else {
+            0
+        };
         Self {
             caller,
             session,
@@ -97,7 +101,7 @@ pub struct Changed {
     pub changes: Vec<Change>,
 }
 
-/// The namespace of an array.
+/// The namespace of a cluster.
 pub trait Names: std::fmt::Debug + Send + Sync {
     /// Carries out operations in order, in one transaction: all before a failed one take effect, none after.
     ///

@@ -2,7 +2,7 @@
 //! `version`); all other tables refer to it as the version. Its parts are rows of `part`, objects with places and copies like those
 //! of other versions.
 
-use super::attribute::FOLDER_STRIPES;
+use super::attribute::DIRECTORY_STRIPES;
 use super::copies;
 use super::fault::Fault;
 use super::ids;
@@ -24,7 +24,7 @@ pub(super) const UNSEALED: i64 = -1;
 const LET_GO_MAX: usize = 256;
 
 impl Tx<'_> {
-    /// Returns the striping of a new version of a file in a folder: the requested one, else the folder's, else that of the previous
+    /// Returns the striping of a new version of a file in a directory: the requested one, else the directory's, else that of the previous
     /// version; `None` for one object.
     pub(crate) fn stripes_wanted(
         &self,
@@ -45,8 +45,8 @@ impl Tx<'_> {
         if node.is_some() {
             return Ok(None);
         }
-        if self.shared.folder_stripes()
-            && let Some(Striping(said)) = self.folder_attribute(&dir()?, FOLDER_STRIPES)?
+        if self.shared.directory_stripes()
+            && let Some(Striping(said)) = self.directory_attribute(&dir()?, DIRECTORY_STRIPES)?
         {
             return Ok(said);
         }
@@ -248,7 +248,7 @@ impl Tx<'_> {
     }
 }
 
-/// Value of the folder attribute: `None` is `off`.
+/// Value of the directory attribute: `None` is `off`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Striping(Option<Stripes>);
 

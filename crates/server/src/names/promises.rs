@@ -1,6 +1,6 @@
 //! Promised room in the burst tier (`promise`), and the versions placed within a promise (`promised`). [`tidemill_core::promise`]
 //! defines which writers may begin which versions. Triggers of the database count the used part of a promise and end it with its
-//! folder.
+//! directory.
 
 use super::burst::{DUE, HEARD_NS, WAITS, sum_of};
 use super::fault::Fault;
@@ -17,7 +17,7 @@ use tidemill_core::promise::{Promise, Space};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Promised {
     pub(crate) id: u64,
-    /// Folder whose files are within the promise.
+    /// Directory whose files are within the promise.
     pub(crate) ino: u64,
     pub(crate) node: u32,
     pub(crate) promise: Promise,
@@ -213,7 +213,7 @@ impl Tx<'_> {
         }
     }
 
-    /// Returns the promises for a folder or its ancestors, the nearest first.
+    /// Returns the promises for a directory or its ancestors, the nearest first.
     fn own(&self, dir: &Vnode, promises: &[Promised]) -> Result<Vec<Promised>, Fault> {
         let mut own = Vec::new();
         let (mut at, mut parent) = (dir.ino, dir.parent);

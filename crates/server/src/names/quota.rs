@@ -119,8 +119,8 @@ impl Tx<'_> {
     }
 }
 
-/// Returns bytes and number of the files below a folder. The bytes include the capacity of the channels of a room.
-pub(super) fn used(db: &Connection, folder: u64) -> Result<(u64, u64), Fault> {
+/// Returns bytes and number of the files below a directory. The bytes include the capacity of the channels of a room.
+pub(super) fn used(db: &Connection, directory: u64) -> Result<(u64, u64), Fault> {
     let bytes = sum_of("size");
     let sql = format!(
         "WITH RECURSIVE below(ino) AS (SELECT ?1 UNION SELECT dirent.ino FROM below \
@@ -128,7 +128,7 @@ pub(super) fn used(db: &Connection, folder: u64) -> Result<(u64, u64), Fault> {
          SELECT {bytes} + (SELECT coalesce(sum(capacity), 0) FROM channel WHERE room = ?1), count(*) FROM below \
          CROSS JOIN inode ON inode.ino = below.ino WHERE kind = ?2"
     );
-    let row = params![folder.cast_signed(), Kind::File as i32];
+    let row = params![directory.cast_signed(), Kind::File as i32];
     let number = |row: &rusqlite::Row<'_>, at| row.get::<_, i64>(at).map(i64::cast_unsigned);
     let mut statement = db.prepare_cached(&sql)?;
     Ok(statement.query_row(row, |row| Ok((number(row, 0)?, number(row, 1)?)))?)

@@ -1,4 +1,4 @@
-//! Reserves space on the device of the server's folder, so that files can be removed when the device is full.
+//! Reserves space on the device of the server's directory, so that files can be removed when the device is full.
 //!
 //! A file next to the database holds the space. The file is deleted when the device is nearly full, or when SQLite reports a full
 //! device: from then on new names and jobs are refused, and the space is left for operations that free space. The file is created
@@ -102,10 +102,10 @@ impl Reserve {
         }
         if low {
             tracing::warn!(
-                "the device of the server's folder is nearly full: new names and jobs are refused until there is room"
+                "the device of the server's directory is nearly full: new names and jobs are refused until there is room"
             );
         } else {
-            tracing::info!("the device of the server's folder has room again");
+            tracing::info!("the device of the server's directory has room again");
         }
     }
 

@@ -1,6 +1,6 @@
-//! Rooms: folders below `/rooms` with a quota and an end. Their files are ordinary files.
+//! Rooms: directories below `/rooms` with a quota and an end. Their files are ordinary files.
 
-use super::attribute::FOLDER_MEDIUM;
+use super::attribute::DIRECTORY_MEDIUM;
 use super::fault::Fault;
 use super::ids;
 use super::quota::used;
@@ -11,8 +11,8 @@ use std::time::Duration;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{self, Kind};
 
-/// The folder that contains the rooms.
-const FOLDER: &str = "rooms";
+/// The directory that contains the rooms.
+const DIRECTORY: &str = "rooms";
 /// Maximum number of rooms.
 const ROOMS_MAX: u32 = 1024;
 /// Maximum number of rooms of a user; root has no such limit.
@@ -23,7 +23,7 @@ const MEMBERS_MAX: u32 = 256;
 const NAME_BYTES_MAX: usize = 64;
 /// Time after which a silent member that is not permanent counts as having left.
 pub(crate) const SILENCE: Duration = Duration::from_secs(30);
-/// Maximum number of files and folders that are removed in one transaction: no other client can change names during it.
+/// Maximum number of files and directories that are removed in one transaction: no other client can change names during it.
 const REMOVED_MAX: usize = 1000;
 
 /// Reason why an operation on a room is refused.
@@ -65,14 +65,14 @@ pub(crate) enum Refusal {
     NoQuota(u64, u64),
     #[error("no node that is up has {0} bytes plus 16 MiB for a channel: `tidemill status`")]
     NoNode(u64),
-    #[error("a room has 64 channels at most, an array 4096, and 1024 of one user: remove some")]
+    #[error("a room has 64 channels at most, a cluster 4096, and 1024 of one user: remove some")]
     TooManyChannels,
     #[error(
         "quotas of your rooms may come to {max} bytes together, and come to {used}: give this one a quota of at most the rest, or remove some"
     )]
     Quota { used: u64, max: u64 },
-    #[error("/rooms is not a folder of the array's owner: have it renamed")]
-    NoFolder,
+    #[error("/rooms is not a directory of an administrator: have it renamed")]
+    NoDirectory,
 }
 
 /// Result of an operation: done, refused, or failed.
@@ -107,8 +107,8 @@ impl Tx<'_> {
         if let Some(refusal) = self.is_beyond_quota(op.quota_bytes)? {
             return Ok(Err(refusal));
         }
-        let Some(above) = self.rooms_folder()? else {
-            return Ok(Err(Refusal::NoFolder));
+        let Some(above) = self.rooms_directory()? else {
+            return Ok(Err(Refusal::NoDirectory));
         };
         if Vnode::child(self.db, above.ino, op.name.as_bytes())?.is_some() {
             return Ok(Err(Refusal::Exists(op.name.clone())));
@@ -120,12 +120,12 @@ impl Tx<'_> {
         // New files in the room belong to its group.
         let mode = op.mode & 0o777 | SETGID;
         let owner = (self.caller.uid, gid);
-        let ino = self.add_folder(above, &op.name, mode, owner)?;
+        let ino = self.add_directory(above, &op.name, mode, owner)?;
         self.db.execute(
             "INSERT INTO xattr VALUES (?1, ?2, ?3)",
-            params![ino, FOLDER_MEDIUM, b"memory".as_slice()],
+            params![ino, DIRECTORY_MEDIUM, b"memory".as_slice()],
         )?;
-        self.shared.set_folder_media();
+        self.shared.set_directory_media();
         let expires = match op.ttl_ns.max(0) {
             0 => 0,
             ttl => self.now.saturating_add(ttl),
@@ -162,19 +162,19 @@ impl Tx<'_> {
         Ok((!fits).then_some(Refusal::Quota { used, max }))
     }
 
-    /// Returns the folder of all rooms and creates it if necessary; `None` if another object has its name.
-    fn rooms_folder(&mut self) -> Result<Option<Vnode>, Fault> {
+    /// Returns the directory of all rooms and creates it if necessary; `None` if another object has its name.
+    fn rooms_directory(&mut self) -> Result<Option<Vnode>, Fault> {
         let root = Vnode::get(self.db, Inode::ROOT.0)?;
         let owner = (root.uid, root.gid);
-        if let Some(there) = Vnode::child(self.db, root.ino, FOLDER.as_bytes())? {
-            let trusted = there.uid == 0 || there.uid == owner.0;
-            return Ok(Some(there).filter(|there| there.is_dir() && trusted));
+        if let Some(there) = Vnode::child(self.db, root.ino, DIRECTORY.as_bytes())? {
+            let of_administrator = there.uid == 0 || there.uid == owner.0;
+            return Ok(Some(there).filter(|there| there.is_dir() && of_administrator));
         }
-        let ino = self.add_folder(root, FOLDER, 0o755, owner)?;
+        let ino = self.add_directory(root, DIRECTORY, 0o755, owner)?;
         Ok(Some(Vnode::get(self.db, ino.cast_unsigned())?))
     }
 
-    fn add_folder(
+    fn add_directory(
         &mut self,
         above: Vnode,
         name: &str,
@@ -182,18 +182,18 @@ impl Tx<'_> {
         owner: (u32, u32),
     ) -> Result<i64, Fault> {
         let ino = ids::reserve(self.db, "inode", 1)?;
-        let mut folder = Vnode::folder(ino, mode, owner, self.now);
-        folder.parent = above.ino;
-        self.add_entry(above, name.as_bytes(), &folder)?;
-        folder.insert(self.db)?;
-        self.note(&folder)?;
+        let mut directory = Vnode::directory(ino, mode, owner, self.now);
+        directory.parent = above.ino;
+        self.add_entry(above, name.as_bytes(), &directory)?;
+        directory.insert(self.db)?;
+        self.note(&directory)?;
         self.shared.add_files(1);
         Ok(ino.cast_signed())
     }
 
-    /// Returns a room's folder, if the room is not ending.
+    /// Returns a room's directory, if the room is not ending.
     pub(super) fn found_room(&self, name: &str) -> Result<Option<Vnode>, Fault> {
-        let Some(above) = Vnode::child(self.db, Inode::ROOT.0, FOLDER.as_bytes())? else {
+        let Some(above) = Vnode::child(self.db, Inode::ROOT.0, DIRECTORY.as_bytes())? else {
             return Ok(None);
         };
         let Some(vnode) = Vnode::child(self.db, above.ino, name.as_bytes())? else {
@@ -393,9 +393,9 @@ impl Tx<'_> {
         Ok(false)
     }
 
-    /// Removes the record of a room whose folder is no longer in `/rooms`.
+    /// Removes the record of a room whose directory is no longer in `/rooms`.
     fn forget_taken_out(&mut self) -> Result<(), Fault> {
-        let above = Vnode::child(self.db, Inode::ROOT.0, FOLDER.as_bytes())?;
+        let above = Vnode::child(self.db, Inode::ROOT.0, DIRECTORY.as_bytes())?;
         let above = above.map_or(0, |above| above.ino).cast_signed();
         let sql = "DELETE FROM room WHERE NOT EXISTS (SELECT 1 FROM inode WHERE inode.ino = room.ino AND parent = ?1 AND nlink > 0) \
                    RETURNING ino";
@@ -411,9 +411,9 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Removes the content of a folder within the budget; returns whether nothing is left. Folders may be nested to any depth.
-    fn remove_below(&mut self, folder: u64, budget: &mut usize) -> Result<bool, Fault> {
-        let mut open: Vec<(u64, Vec<u8>)> = vec![(folder, Vec::new())];
+    /// Removes the content of a directory within the budget; returns whether nothing is left. Directories may be nested to any depth.
+    fn remove_below(&mut self, directory: u64, budget: &mut usize) -> Result<bool, Fault> {
+        let mut open: Vec<(u64, Vec<u8>)> = vec![(directory, Vec::new())];
         while let Some((at, name)) = open.last().cloned() {
             let entries = self.entries(at, *budget)?;
             if *budget == 0 {

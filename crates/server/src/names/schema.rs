@@ -191,7 +191,7 @@ END;
 CREATE TRIGGER promise_orphan AFTER INSERT ON orphan BEGIN
   DELETE FROM promise WHERE ino = NEW.ino;
 END;
-CREATE TRIGGER promise_folder AFTER DELETE ON inode BEGIN
+CREATE TRIGGER promise_directory AFTER DELETE ON inode BEGIN
   DELETE FROM promise WHERE ino = OLD.ino;
 END;
 CREATE TRIGGER promised_closed AFTER INSERT ON burst BEGIN
@@ -207,8 +207,8 @@ END;
 const RULES: &str = "
 CREATE TABLE rule(rule INTEGER PRIMARY KEY, uid INTEGER NOT NULL, gid INTEGER NOT NULL, groups TEXT NOT NULL,
   name TEXT NOT NULL, revision INTEGER NOT NULL, for_all INTEGER NOT NULL, paused INTEGER NOT NULL, changed INTEGER NOT NULL,
-  source TEXT NOT NULL, text TEXT NOT NULL, folder INTEGER NOT NULL DEFAULT 0, UNIQUE(uid, name));
-CREATE UNIQUE INDEX rule_folder ON rule(folder) WHERE folder != 0;
+  source TEXT NOT NULL, text TEXT NOT NULL, directory INTEGER NOT NULL DEFAULT 0, UNIQUE(uid, name));
+CREATE UNIQUE INDEX rule_directory ON rule(directory) WHERE directory != 0;
 CREATE TABLE firing(firing INTEGER PRIMARY KEY, rule INTEGER NOT NULL, object INTEGER NOT NULL, ino INTEGER NOT NULL,
   uid INTEGER NOT NULL, path TEXT NOT NULL, depth INTEGER NOT NULL, state INTEGER NOT NULL, queued INTEGER NOT NULL,
   ended INTEGER NOT NULL DEFAULT 0, job INTEGER NOT NULL DEFAULT 0, task INTEGER NOT NULL DEFAULT 0,
@@ -272,11 +272,11 @@ CREATE TABLE channel(object INTEGER PRIMARY KEY, room INTEGER NOT NULL, name TEX
 CREATE UNIQUE INDEX channel_name ON channel(room, name);
 ";
 
-// Stores outside of the array, without their keys; folders that show a store, and the objects found there.
+// Stores outside of the cluster, without their keys; directories that show a store, and the objects found there.
 const BRIDGES: &str = "
 CREATE TABLE bridge(name TEXT PRIMARY KEY, uri TEXT NOT NULL, read_only INTEGER NOT NULL, uid INTEGER NOT NULL,
   added INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE binding(bridge TEXT PRIMARY KEY, folder TEXT NOT NULL UNIQUE, node INTEGER NOT NULL, every_s INTEGER NOT NULL,
+CREATE TABLE binding(bridge TEXT PRIMARY KEY, directory TEXT NOT NULL UNIQUE, node INTEGER NOT NULL, every_s INTEGER NOT NULL,
   uid INTEGER NOT NULL, gid INTEGER NOT NULL, mode INTEGER NOT NULL, asked INTEGER NOT NULL DEFAULT 1,
   answered INTEGER NOT NULL DEFAULT 0, looked INTEGER NOT NULL DEFAULT 0, files INTEGER NOT NULL DEFAULT 0,
   passed INTEGER NOT NULL DEFAULT 0, example TEXT NOT NULL DEFAULT '', trouble TEXT NOT NULL DEFAULT '') WITHOUT ROWID;

@@ -1,4 +1,4 @@
-//! State of the array that namespace operations need and the database does not have: room on nodes, the key that signs
+//! State of the cluster that namespace operations need and the database does not have: room on nodes, the key that signs
 //! capabilities, and the objects in use.
 
 use super::arrivals::Kept;
@@ -41,22 +41,22 @@ pub(crate) struct Shared {
     lent: Lent,
     rooms: RwLock<Arc<Rooms>>,
     holds: Mutex<Holds>,
-    folder_nodes: AtomicBool,
-    folder_copies: AtomicBool,
-    folder_stripes: AtomicBool,
-    folder_media: AtomicBool,
+    directory_nodes: AtomicBool,
+    directory_copies: AtomicBool,
+    directory_stripes: AtomicBool,
+    directory_media: AtomicBool,
     /// Number of versions that were requested in memory and were placed elsewhere.
     spilled: AtomicU64,
     parts: AtomicBool,
-    /// Number of copies of versions for which no folder sets the number.
+    /// Number of copies of versions for which no directory sets the number.
     copies: Mutex<Wanted>,
     /// Whether a copy may be damaged.
     damage: AtomicBool,
     /// Times and bytes of recent copies.
     made: Mutex<VecDeque<(i64, u64)>>,
     files: AtomicU64,
-    /// Inode of the folder of users' kernels; 0 before it is known.
-    kernels_folder: AtomicU64,
+    /// Inode of the directory of users' kernels; 0 before it is known.
+    kernels_directory: AtomicU64,
     /// Files that jobs are going to write.
     pub(crate) claims: Claims,
     /// Nodes that sleep.
@@ -77,11 +77,11 @@ pub(crate) struct Shared {
     pub(crate) limits: Allowed,
     /// Signals that headers wait to be read.
     pub(crate) headers: Wake,
-    /// Whether the device of the server's folder is nearly full.
+    /// Whether the device of the server's directory is nearly full.
     pub(crate) low: Arc<AtomicBool>,
 }
 
-/// Room in the array.
+/// Room in the cluster.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rooms {
     /// Storage nodes that are up, in order of their ids.
@@ -143,17 +143,17 @@ impl Shared {
             lent: Lent::default(),
             rooms: RwLock::default(),
             holds: Mutex::default(),
-            folder_nodes: AtomicBool::new(false),
-            folder_copies: AtomicBool::new(false),
-            folder_stripes: AtomicBool::new(false),
-            folder_media: AtomicBool::new(false),
+            directory_nodes: AtomicBool::new(false),
+            directory_copies: AtomicBool::new(false),
+            directory_stripes: AtomicBool::new(false),
+            directory_media: AtomicBool::new(false),
             spilled: AtomicU64::new(0),
             parts: AtomicBool::new(false),
             copies: Mutex::new(Wanted::ONE),
             damage: AtomicBool::new(false),
             made: Mutex::default(),
             files: AtomicU64::new(0),
-            kernels_folder: AtomicU64::new(0),
+            kernels_directory: AtomicU64::new(0),
             claims: Claims::default(),
             sleepers: Arc::default(),
             leaving: Leaving::default(),
@@ -276,39 +276,39 @@ impl Shared {
     }
 
     /// Returns whether any directory asks for a node.
-    pub(crate) fn folder_nodes(&self) -> bool {
-        self.folder_nodes.load(Ordering::Relaxed)
+    pub(crate) fn directory_nodes(&self) -> bool {
+        self.directory_nodes.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_folder_nodes(&self) {
-        self.folder_nodes.store(true, Ordering::Relaxed);
+    pub(crate) fn set_directory_nodes(&self) {
+        self.directory_nodes.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether any directory asks for copies.
-    pub(crate) fn folder_copies(&self) -> bool {
-        self.folder_copies.load(Ordering::Relaxed)
+    pub(crate) fn directory_copies(&self) -> bool {
+        self.directory_copies.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_folder_copies(&self) {
-        self.folder_copies.store(true, Ordering::Relaxed);
+    pub(crate) fn set_directory_copies(&self) {
+        self.directory_copies.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether any directory asks for stripes.
-    pub(crate) fn folder_stripes(&self) -> bool {
-        self.folder_stripes.load(Ordering::Relaxed)
+    pub(crate) fn directory_stripes(&self) -> bool {
+        self.directory_stripes.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_folder_stripes(&self) {
-        self.folder_stripes.store(true, Ordering::Relaxed);
+    pub(crate) fn set_directory_stripes(&self) {
+        self.directory_stripes.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether any directory asks for a medium.
-    pub(crate) fn folder_media(&self) -> bool {
-        self.folder_media.load(Ordering::Relaxed)
+    pub(crate) fn directory_media(&self) -> bool {
+        self.directory_media.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_folder_media(&self) {
-        self.folder_media.store(true, Ordering::Relaxed);
+    pub(crate) fn set_directory_media(&self) {
+        self.directory_media.store(true, Ordering::Relaxed);
     }
 
     /// Counts a version that was requested in memory and is placed elsewhere.
@@ -337,7 +337,7 @@ impl Shared {
         self.parts.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the number of copies of versions for which no folder sets the number.
+    /// Returns the number of copies of versions for which no directory sets the number.
     pub(crate) fn copies(&self) -> Wanted {
         *self.copies.lock()
     }
@@ -398,13 +398,13 @@ impl Shared {
         first.map_or(error, |&first| PlacementError::Asleep(first))
     }
 
-    /// Returns the inode of the folder of users' kernels; 0 if there is none.
-    pub(crate) fn kernels_folder(&self) -> u64 {
-        self.kernels_folder.load(Ordering::Relaxed)
+    /// Returns the inode of the directory of users' kernels; 0 if there is none.
+    pub(crate) fn kernels_directory(&self) -> u64 {
+        self.kernels_directory.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_kernels_folder(&self, ino: u64) {
-        self.kernels_folder.store(ino, Ordering::Relaxed);
+    pub(crate) fn set_kernels_directory(&self, ino: u64) {
+        self.kernels_directory.store(ino, Ordering::Relaxed);
     }
 
     /// Returns the approximate number of inodes.

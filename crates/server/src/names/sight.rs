@@ -7,13 +7,13 @@ use rusqlite::OptionalExtension;
 use std::collections::HashMap;
 use tidemill_core::id::Inode;
 
-/// A folder from a viewer's point of view.
+/// A directory from a viewer's point of view.
 #[derive(Clone, Debug)]
-struct Folder {
+struct Directory {
     path: Vec<u8>,
-    /// Whether the viewer may search all folders down to this one.
+    /// Whether the viewer may search all directories down to this one.
     open: bool,
-    /// Length of the path of the innermost folder that the viewer may not list, if any.
+    /// Length of the path of the innermost directory that the viewer may not list, if any.
     unlisted: Option<usize>,
 }
 
@@ -29,11 +29,11 @@ pub(crate) struct Seen {
 }
 
 /// Looks up files for one caller. The caller's rights are checked even if a kernel has checked the rights to the requested file.
-/// Each folder is read once.
+/// Each directory is read once.
 pub(crate) struct Sight<'a> {
     tx: &'a Tx<'a>,
     viewer: Caller,
-    folders: HashMap<u64, Option<Folder>>,
+    directories: HashMap<u64, Option<Directory>>,
     files: HashMap<u64, Option<Seen>>,
 }
 
@@ -45,7 +45,7 @@ impl<'a> Sight<'a> {
                 checked: false,
                 ..viewer.clone()
             },
-            folders: HashMap::new(),
+            directories: HashMap::new(),
             files: HashMap::new(),
         }
     }
@@ -78,12 +78,12 @@ impl<'a> Sight<'a> {
             path: Vec::new(),
         };
         for (parent, name) in names {
-            let Some(folder) = self.folder(parent)? else {
+            let Some(directory) = self.directory(parent)? else {
                 continue;
             };
-            let open = readable && folder.open;
+            let open = readable && directory.open;
             if seen.path.is_empty() || open {
-                seen.path = [folder.path.as_slice(), b"/", &name].concat();
+                seen.path = [directory.path.as_slice(), b"/", &name].concat();
             }
             seen.allowed |= open;
             if open {
@@ -93,27 +93,27 @@ impl<'a> Sight<'a> {
         Ok(seen)
     }
 
-    /// Returns a path of a file below the folder `under` (empty for the root), if the viewer may list all folders from that one on.
+    /// Returns a path of a file below the directory `under` (empty for the root), if the viewer may list all directories from that one on.
     /// Returns `None` if no such path exists, or the file is neither readable nor the viewer's own.
     pub(crate) fn listed(&mut self, vnode: &Vnode, under: &[u8]) -> Result<Option<Vec<u8>>, Fault> {
         if !self.owns(vnode.uid) && !self.viewer.may(vnode, READ) {
             return Ok(None);
         }
         for (parent, name) in self.names(vnode.ino)? {
-            let Some(folder) = self.folder(parent)? else {
+            let Some(directory) = self.directory(parent)? else {
                 continue;
             };
-            let below = folder.path.strip_prefix(under);
+            let below = directory.path.strip_prefix(under);
             let below = below.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"));
-            let listed = folder.unlisted.is_none_or(|length| length < under.len());
-            if below && folder.open && listed {
-                return Ok(Some([folder.path.as_slice(), b"/", &name].concat()));
+            let listed = directory.unlisted.is_none_or(|length| length < under.len());
+            if below && directory.open && listed {
+                return Ok(Some([directory.path.as_slice(), b"/", &name].concat()));
             }
         }
         Ok(None)
     }
 
-    /// Returns the folders that contain a file, with its names there.
+    /// Returns the directories that contain a file, with its names there.
     fn names(&self, ino: u64) -> Result<Vec<(u64, Vec<u8>)>, Fault> {
         let sql = "SELECT parent, name FROM dirent WHERE ino = ?1";
         let mut statement = self.tx.db.prepare_cached(sql)?;
@@ -123,13 +123,13 @@ impl<'a> Sight<'a> {
         Ok(names.collect::<Result<_, _>>()?)
     }
 
-    /// Returns a folder; `None` if no path leads to it.
-    fn folder(&mut self, ino: u64) -> Result<Option<Folder>, Fault> {
-        // Walks from the folder up to a known one, then down again.
+    /// Returns a directory; `None` if no path leads to it.
+    fn directory(&mut self, ino: u64) -> Result<Option<Directory>, Fault> {
+        // Walks from the directory up to a known one, then down again.
         let mut chain = Vec::new();
         let mut at = ino;
         let mut above = loop {
-            if let Some(known) = self.folders.get(&at) {
+            if let Some(known) = self.directories.get(&at) {
                 break known.clone();
             }
             let Some(vnode) = Vnode::find(self.tx.db, at)? else {
@@ -141,7 +141,7 @@ impl<'a> Sight<'a> {
                 let path = Vec::new();
                 break self.keep(
                     at,
-                    Some(Folder {
+                    Some(Directory {
                         path,
                         open,
                         unlisted,
@@ -159,10 +159,10 @@ impl<'a> Sight<'a> {
             let mut statement = self.tx.db.prepare_cached(sql)?;
             let name =
                 statement.query_row([vnode.ino.cast_signed()], |row| row.get::<_, Vec<u8>>(0));
-            let folder = above.zip(name.optional()?).map(|(above, name)| {
+            let directory = above.zip(name.optional()?).map(|(above, name)| {
                 let path = [above.path.as_slice(), b"/", &name].concat();
                 let listed = self.viewer.may(&vnode, READ);
-                Folder {
+                Directory {
                     open: above.open && self.viewer.may(&vnode, SEARCH),
                     unlisted: if listed {
                         above.unlisted
@@ -172,13 +172,13 @@ impl<'a> Sight<'a> {
                     path,
                 }
             });
-            above = self.keep(vnode.ino, folder);
+            above = self.keep(vnode.ino, directory);
         }
         Ok(above)
     }
 
-    fn keep(&mut self, ino: u64, folder: Option<Folder>) -> Option<Folder> {
-        self.folders.insert(ino, folder.clone());
-        folder
+    fn keep(&mut self, ino: u64, directory: Option<Directory>) -> Option<Directory> {
+        self.directories.insert(ino, directory.clone());
+        directory
     }
 }

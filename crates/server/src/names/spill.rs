@@ -1,6 +1,6 @@
 //! Files in memory: placement of new versions, and the move of an unfinished version to another node when memory is full.
 
-use super::attribute::FOLDER_MEDIUM;
+use super::attribute::DIRECTORY_MEDIUM;
 use super::fault::Fault;
 use super::ids::reserve;
 use super::shared::Rooms;
@@ -54,15 +54,15 @@ impl<'a> From<&'a v1::NewVersion> for Here<'a> {
 }
 
 impl Tx<'_> {
-    /// Returns the node in memory for a version in this folder; `None` if the folder does not ask for memory, or memory is full.
+    /// Returns the node in memory for a version in this directory; `None` if the directory does not ask for memory, or memory is full.
     pub(super) fn placed_in_memory(
         &self,
         dir: &Vnode,
         whence: Here<'_>,
         rooms: &Rooms,
     ) -> Result<Option<NodeId>, Fault> {
-        if !self.shared.folder_media()
-            || self.folder_attribute(dir, FOLDER_MEDIUM)? != Some(Medium::Memory)
+        if !self.shared.directory_media()
+            || self.directory_attribute(dir, DIRECTORY_MEDIUM)? != Some(Medium::Memory)
         {
             return Ok(None);
         }

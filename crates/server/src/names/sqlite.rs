@@ -66,24 +66,25 @@ impl SqliteNames {
                 .map_err(at)?
                 .cast_unsigned(),
         );
-        let folders = "SELECT count(*) FROM xattr WHERE name = CAST('user.tidemill.node' AS BLOB)";
-        if count(folders).map_err(at)? > 0 {
-            shared.set_folder_nodes();
+        let directories =
+            "SELECT count(*) FROM xattr WHERE name = CAST('user.tidemill.node' AS BLOB)";
+        if count(directories).map_err(at)? > 0 {
+            shared.set_directory_nodes();
         }
-        let folders =
+        let directories =
             "SELECT count(*) FROM xattr WHERE name = CAST('user.tidemill.copies' AS BLOB)";
-        if count(folders).map_err(at)? > 0 {
-            shared.set_folder_copies();
+        if count(directories).map_err(at)? > 0 {
+            shared.set_directory_copies();
         }
-        let folders =
+        let directories =
             "SELECT count(*) FROM xattr WHERE name = CAST('user.tidemill.stripe' AS BLOB)";
-        if count(folders).map_err(at)? > 0 {
-            shared.set_folder_stripes();
+        if count(directories).map_err(at)? > 0 {
+            shared.set_directory_stripes();
         }
-        let folders =
+        let directories =
             "SELECT count(*) FROM xattr WHERE name = CAST('user.tidemill.medium' AS BLOB)";
-        if count(folders).map_err(at)? > 0 {
-            shared.set_folder_media();
+        if count(directories).map_err(at)? > 0 {
+            shared.set_directory_media();
         }
         if count("SELECT count(*) FROM (SELECT 1 FROM layout LIMIT 1)").map_err(at)? > 0 {
             shared.set_parts();
@@ -171,7 +172,7 @@ impl SqliteNames {
         request: Request,
         results: Vec<v1::NameResult>,
     ) -> Result<Vec<v1::NameResult>, Request> {
-        if !request.caller.trusted && self.shared.lent().changes() != changes {
+        if !request.caller.administrator && self.shared.lent().changes() != changes {
             return Err(request);
         }
         Ok(results)
@@ -216,9 +217,9 @@ impl SqliteNames {
 /// Creates the content of a new database: the root directory and the key. Returns the key.
 fn first_steps(db: &Connection, (uid, gid): (u32, u32)) -> Result<Key, Fault> {
     if Vnode::find(db, Inode::ROOT.0)?.is_none() {
-        let root = Vnode::folder(Inode::ROOT.0, 0o755, (uid, gid), clock::now_ns());
+        let root = Vnode::directory(Inode::ROOT.0, 0o755, (uid, gid), clock::now_ns());
         root.insert(db)?;
-        let sql = "INSERT INTO setting VALUES ('key', ?1), ('array_id', ?2)";
+        let sql = "INSERT INTO setting VALUES ('key', ?1), ('cluster_id', ?2)";
         db.execute(
             sql,
             params![crate::access::random::<32>(), crate::access::random::<8>()],
@@ -227,17 +228,17 @@ fn first_steps(db: &Connection, (uid, gid): (u32, u32)) -> Result<Key, Fault> {
     let key: Vec<u8> = db.query_row("SELECT value FROM setting WHERE name = 'key'", [], |row| {
         row.get(0)
     })?;
-    Key::from_slice(&key).map_err(|_| Fault::Malformed("the array's key is damaged"))
+    Key::from_slice(&key).map_err(|_| Fault::Malformed("the cluster's key is damaged"))
 }
 
-/// Returns the array's id, which was created with the array.
-pub(crate) fn array_id(db: &Connection) -> Result<u64, Fault> {
-    let sql = "SELECT value FROM setting WHERE name = 'array_id'";
+/// Returns the cluster's id, which was created with the cluster.
+pub(crate) fn cluster_id(db: &Connection) -> Result<u64, Fault> {
+    let sql = "SELECT value FROM setting WHERE name = 'cluster_id'";
     let bytes: Option<Vec<u8>> = db.query_row(sql, [], |row| row.get(0)).optional()?;
     bytes
         .and_then(|bytes| bytes.try_into().ok())
         .map(u64::from_le_bytes)
-        .ok_or(Fault::Malformed("the array's id is damaged"))
+        .ok_or(Fault::Malformed("the cluster's id is damaged"))
 }
 
 impl Names for SqliteNames {
@@ -411,8 +412,8 @@ mod tests {
 
     #[tokio::test]
     async fn watchers_hear_changes_after_requester_disconnected() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let mut changes = names.changes();
         let chmod = v1::SetAttr {
             ino: Inode::ROOT.0,
@@ -435,8 +436,8 @@ mod tests {
 
     #[tokio::test]
     async fn durable_request_that_only_reads_syncs_journal() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let look = |durable| Request {
             caller: Caller::root(),
             durable,

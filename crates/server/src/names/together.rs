@@ -137,7 +137,7 @@ impl Tx<'_> {
     }
 
     fn need_mount(&self) -> Result<(), Fault> {
-        if self.session != 0 && self.caller.trusted {
+        if self.session != 0 && self.caller.administrator {
             return Ok(());
         }
         Err(Fault::Malformed("only mounts write files together"))
@@ -210,7 +210,7 @@ impl Tx<'_> {
                 takes && room.free_bytes >= RESERVE_BYTES
             })
         });
-        let folder = self.folder_of(vnode.ino)?;
+        let directory = self.directory_of(vnode.ino)?;
         let apart = self.nodes_of_parts(version)?;
         let here = Here {
             here: &op.here,
@@ -218,10 +218,10 @@ impl Tx<'_> {
             object: op.object,
             ..Here::default()
         };
-        let burst = self.placed_in_burst(&folder, here)?;
+        let burst = self.placed_in_burst(&directory, here)?;
         let node = match burst.map(|burst| burst.0).or(near) {
             Some(near) => near.into(),
-            None => self.place(Inode(vnode.ino), None, &folder, Here::default())?,
+            None => self.place(Inode(vnode.ino), None, &directory, Here::default())?,
         };
         self.insert_part(version, count, op.object, node)?;
         self.begin_writing_of(op.object, vnode.ino, node)?;
@@ -713,13 +713,13 @@ mod tests {
     struct Bench {
         names: SqliteNames,
         next: u64,
-        _folder: tempfile::TempDir,
+        _directory: tempfile::TempDir,
     }
 
     impl Bench {
         fn new() -> Self {
-            let folder = tempfile::tempdir().unwrap();
-            let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+            let directory = tempfile::tempdir().unwrap();
+            let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
             names.add_node(NodeId(3));
             let all = names
                 .database()
@@ -727,7 +727,7 @@ mod tests {
             Self {
                 names,
                 next: all.unwrap().1,
-                _folder: folder,
+                _directory: directory,
             }
         }
 

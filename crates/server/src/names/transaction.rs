@@ -69,7 +69,7 @@ pub(crate) fn check_name(name: &[u8]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Fails for a name that every mount hides with its control folder.
+/// Fails for a name that every mount hides with its control directory.
 pub(crate) fn check_free(parent: u64, name: &[u8]) -> Result<(), Fault> {
     if parent == Inode::ROOT.0 && control::is_reserved(name) {
         return Err(Fault::Reserved(shown(name)));
@@ -273,15 +273,15 @@ impl<'a> Tx<'a> {
     }
 
     /// Returns the node that the attribute of the nearest directory upwards asks for.
-    pub(crate) fn folder_node(&self, dir: &Vnode) -> Result<Option<u32>, Fault> {
-        if !self.shared.folder_nodes() {
+    pub(crate) fn directory_node(&self, dir: &Vnode) -> Result<Option<u32>, Fault> {
+        if !self.shared.directory_nodes() {
             return Ok(None);
         }
-        self.folder_attribute(dir, super::attribute::FOLDER_NODE)
+        self.directory_attribute(dir, super::attribute::DIRECTORY_NODE)
     }
 
     /// Returns the value of this attribute on the nearest directory upwards that has it.
-    pub(crate) fn folder_attribute<T: FromStr>(
+    pub(crate) fn directory_attribute<T: FromStr>(
         &self,
         dir: &Vnode,
         name: &[u8],
@@ -327,11 +327,11 @@ impl<'a> Tx<'a> {
         self.seen_path(ino).unwrap_or_else(|| "this file".into())
     }
 
-    /// Returns the name of a folder's entry for an error.
-    pub(crate) fn called_in(&self, folder: u64, name: &[u8]) -> String {
-        let path = self.seen_path(folder).unwrap_or_default();
+    /// Returns the name of a directory's entry for an error.
+    pub(crate) fn called_in(&self, directory: u64, name: &[u8]) -> String {
+        let path = self.seen_path(directory).unwrap_or_default();
         let path = path.trim_end_matches('/');
-        if path.is_empty() && folder != Inode::ROOT.0 {
+        if path.is_empty() && directory != Inode::ROOT.0 {
             return shown(name);
         }
         format!("{path}/{}", shown(name))

@@ -170,7 +170,7 @@ impl Tx<'_> {
     }
 
     fn owner_of(&self, op: &v1::Create) -> (u32, u32) {
-        if self.caller.trusted {
+        if self.caller.administrator {
             (op.uid, op.gid)
         } else {
             (self.caller.uid, self.caller.gid)
@@ -331,10 +331,10 @@ impl Tx<'_> {
         vnode.ctime = self.time(op.time);
         vnode.update(self.db)?;
         self.note(&vnode)?;
-        let folder = parent.ino;
+        let directory = parent.ino;
         self.add_entry(parent, &op.name, &vnode)?;
-        self.fire_for_moved(&vnode, folder, &op.name)?;
-        self.arrived_in(&vnode, folder, &op.name)?;
+        self.fire_for_moved(&vnode, directory, &op.name)?;
+        self.arrived_in(&vnode, directory, &op.name)?;
         self.want_header(&vnode, &op.name)?;
         self.changes.push(Change::Vnode(vnode.ino));
         self.changes.push(Change::Moved);
@@ -450,7 +450,7 @@ impl Tx<'_> {
             target => self.move_entry(op, from, to, vnode, target)?,
         };
         if vnode.is_dir() || other.as_ref().is_some_and(Vnode::is_dir) {
-            self.moved_folder_rules()?;
+            self.moved_directory_rules()?;
         }
         self.fire_for_moved(&vnode, op.new_parent, &op.new_name)?;
         self.arrived_in(&vnode, op.new_parent, &op.new_name)?;

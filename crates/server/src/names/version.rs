@@ -38,7 +38,7 @@ struct Writer {
 }
 
 impl Tx<'_> {
-    /// Chooses the node of a new version: the requested node, else the folder's node, else memory if the folder asks for
+    /// Chooses the node of a new version: the requested node, else the directory's node, else memory if the directory asks for
     /// memory, else a node by inode.
     pub(crate) fn place(
         &self,
@@ -49,9 +49,9 @@ impl Tx<'_> {
     ) -> Result<i64, Fault> {
         let named = match named {
             Some(node) => Some(node),
-            // An old setting of a folder must not prevent new files while the folder's node is being emptied.
+            // An old setting of a directory must not prevent new files while the directory's node is being emptied.
             None => self
-                .folder_node(dir)?
+                .directory_node(dir)?
                 .filter(|&node| !self.shared.leaving.is_closed(node)),
         };
         let rooms = self.shared.rooms();
@@ -94,10 +94,10 @@ impl Tx<'_> {
         if u32::try_from(vnode.node).is_ok_and(|node| self.shared.in_memory(node))
             && named.is_none_or(is_here)
         {
-            return self.place(Inode(vnode.ino), None, &self.folder_of(vnode.ino)?, here);
+            return self.place(Inode(vnode.ino), None, &self.directory_of(vnode.ino)?, here);
         }
-        if named.is_none() && self.shared.folder_media() {
-            let (dir, rooms) = (self.folder_of(vnode.ino)?, self.shared.rooms());
+        if named.is_none() && self.shared.directory_media() {
+            let (dir, rooms) = (self.directory_of(vnode.ino)?, self.shared.rooms());
             if let Some(node) = self.placed_in_memory(&dir, here, &rooms)? {
                 return Ok(node.0.into());
             }
@@ -107,11 +107,11 @@ impl Tx<'_> {
         let stored =
             |node: i64| u32::try_from(node).is_ok_and(|node| !self.shared.bursts.has(node));
         if named.is_none() && self.shared.bursts.any() && stored(vnode.node) {
-            return self.place(Inode(vnode.ino), None, &self.folder_of(vnode.ino)?, here);
+            return self.place(Inode(vnode.ino), None, &self.directory_of(vnode.ino)?, here);
         }
         // A file in the burst tier is also placed like a new file while space there is promised: that space is reserved.
         if named.is_none() && self.shared.bursts.promised() && !stored(vnode.node) {
-            return self.place(Inode(vnode.ino), None, &self.folder_of(vnode.ino)?, here);
+            return self.place(Inode(vnode.ino), None, &self.directory_of(vnode.ino)?, here);
         }
         // A read-only store takes no new version.
         let rooms = self.shared.rooms();
@@ -121,12 +121,12 @@ impl Tx<'_> {
             && let Some(path) = self.path_of(vnode.ino)?
             && bound::is_read_only(self.db, vnode.node, &path)?
         {
-            return self.place(Inode(vnode.ino), None, &self.folder_of(vnode.ino)?, here);
+            return self.place(Inode(vnode.ino), None, &self.directory_of(vnode.ino)?, here);
         }
-        // A file that was moved into a folder outside is written there with its next version.
+        // A file that was moved into a directory outside is written there with its next version.
         if named.is_none() && rooms.store.iter().any(|room| room.outside) {
-            let dir = self.folder_of(vnode.ino)?;
-            let wanted = self.folder_node(&dir)?.map(NodeId);
+            let dir = self.directory_of(vnode.ino)?;
+            let wanted = self.directory_node(&dir)?.map(NodeId);
             let elsewhere = |wanted: &NodeId| i64::from(wanted.0) != vnode.node;
             if wanted
                 .filter(elsewhere)
@@ -151,11 +151,16 @@ impl Tx<'_> {
                 return Ok(vnode.node);
             }
         }
-        self.place(Inode(vnode.ino), named, &self.folder_of(vnode.ino)?, here)
+        self.place(
+            Inode(vnode.ino),
+            named,
+            &self.directory_of(vnode.ino)?,
+            here,
+        )
     }
 
-    /// Returns a folder that contains a file; the root if no folder does.
-    pub(crate) fn folder_of(&self, ino: u64) -> Result<Vnode, Fault> {
+    /// Returns a directory that contains a file; the root if no directory does.
+    pub(crate) fn directory_of(&self, ino: u64) -> Result<Vnode, Fault> {
         let sql = "SELECT parent FROM dirent WHERE ino = ?1 LIMIT 1";
         let mut statement = self.db.prepare_cached(sql)?;
         let dir = statement.query_row([ino.cast_signed()], |row| row.get(0));
@@ -245,7 +250,7 @@ impl Tx<'_> {
     /// Returns the right to use an object of a file.
     pub(crate) fn right(&self, vnode: &Vnode, node: u32, object: u64, rights: u32) -> Vec<u8> {
         let uid = self.caller.uid;
-        if self.caller.trusted {
+        if self.caller.administrator {
             return self.shared.sign(node, object, rights, uid);
         }
         self.shared.lend(vnode.ino, node, object, rights, uid)
@@ -271,7 +276,7 @@ impl Tx<'_> {
             part: part.map(PartOf::to_bytes),
         };
         let uid = self.caller.uid;
-        let signed = match self.caller.trusted {
+        let signed = match self.caller.administrator {
             true => self
                 .shared
                 .sign_to_write(node, object, rights, uid, attributes),
@@ -343,7 +348,7 @@ impl Tx<'_> {
             Some(first) => Some(self.readable(vnode.object, first, &[])?),
             None => op.node,
         };
-        let dir = || self.folder_of(vnode.ino);
+        let dir = || self.directory_of(vnode.ino);
         let stripes = self.stripes_wanted((op.stripes.as_ref(), named), dir, Some(&vnode))?;
         let node = match stripes {
             Some(stripes) => self.begin_parts(vnode.ino, op.object, stripes)?,
@@ -603,7 +608,7 @@ impl Tx<'_> {
     /// Seals one object of a version that consists of several objects, for a writer that is no longer alive. With the last object
     /// the version is sealed.
     fn seal_for_lost(&mut self, op: &v1::Seal) -> Result<Option<Answer>, Fault> {
-        if !self.shared.parts() || !self.caller.trusted || !op.parts.is_empty() {
+        if !self.shared.parts() || !self.caller.administrator || !op.parts.is_empty() {
             return Ok(None);
         }
         let Some(Half { version, sizes }) = self.seal_part(op.object, op.size)? else {
@@ -677,7 +682,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Moves a version that was made elsewhere, for example by a task, to the outside node of its folder.
+    /// Moves a version that was made elsewhere, for example by a task, to the outside node of its directory.
     fn goes_outside(&self, vnode: &Vnode, path: &[u8]) -> Result<(), Fault> {
         let rooms = self.shared.rooms();
         let Ok(node) = u32::try_from(vnode.node) else {
@@ -687,7 +692,7 @@ impl Tx<'_> {
         if vnode.object == 0 || elsewhere || !rooms.store.iter().any(|room| room.outside) {
             return Ok(());
         }
-        let wanted = self.folder_node(&self.folder_of(vnode.ino)?)?;
+        let wanted = self.directory_node(&self.directory_of(vnode.ino)?)?;
         let wanted =
             wanted.filter(|&wanted| wanted != node && is_outside(&rooms.store, NodeId(wanted)));
         match wanted {
@@ -771,7 +776,7 @@ impl Tx<'_> {
         }
         self.drop_object(vnode.object, vnode.node)?;
         if vnode.is_dir() {
-            self.drop_folder_rule(vnode.ino)?;
+            self.drop_directory_rule(vnode.ino)?;
         }
         self.db
             .prepare_cached("DELETE FROM xattr WHERE ino = ?1")?

@@ -63,8 +63,8 @@ macro_rules! select_vnodes {
 pub(crate) use select_vnodes;
 
 impl Vnode {
-    /// Returns an empty folder in the root, or the root itself.
-    pub(crate) fn folder(ino: u64, mode: u32, (uid, gid): (u32, u32), now: i64) -> Self {
+    /// Returns an empty directory in the root, or the root itself.
+    pub(crate) fn directory(ino: u64, mode: u32, (uid, gid): (u32, u32), now: i64) -> Self {
         Self {
             ino,
             kind: Kind::Directory,
@@ -234,8 +234,8 @@ pub struct Caller {
     pub groups: Vec<u32>,
     /// Whether permissions have been checked already (a mount's kernel checks them).
     pub checked: bool,
-    /// Whether the caller is a trusted peer: it may choose owners and use any reserved id.
-    pub trusted: bool,
+    /// Whether the caller has an administrator's rights, as daemons have: it may choose owners and use any reserved id.
+    pub administrator: bool,
 }
 
 impl Caller {
@@ -244,7 +244,7 @@ impl Caller {
     pub fn root() -> Self {
         Self {
             checked: true,
-            trusted: true,
+            administrator: true,
             ..Self::default()
         }
     }

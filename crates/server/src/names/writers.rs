@@ -67,7 +67,7 @@ pub(crate) fn unfinished(
     Ok(found)
 }
 
-/// Aborts versions of clients without a session that have been silent for too long. Their copies into the array are incomplete, so
+/// Aborts versions of clients without a session that have been silent for too long. Their copies into the cluster are incomplete, so
 /// the files stay unchanged.
 pub(crate) fn give_up_silent(
     db: &Connection,
@@ -148,8 +148,8 @@ mod tests {
 
     #[test]
     fn silent_client_is_expired_and_responding_one_is_kept() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         names.add_node(NodeId(3));
         let all = names
             .database()

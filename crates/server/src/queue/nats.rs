@@ -1,4 +1,4 @@
-//! Labels in NATS JetStream: one stream for the array, one subject for each node. This module sends to and receives from the queue's
+//! Labels in NATS JetStream: one stream for the cluster, one subject for each node. This module sends to and receives from the queue's
 //! servers.
 //!
 //! A task of its own keeps a [session](session::Session) with these servers. When a call fails, the session is closed and another one is
@@ -30,11 +30,11 @@ const FIRST: Duration = Duration::from_secs(2);
 /// Reason why a call failed.
 type Failed = String;
 
-/// Identity of the array and its queue.
+/// Identity of the cluster and its queue.
 #[derive(Clone)]
 struct Place {
     address: Address,
-    array: u64,
+    cluster: u64,
     seal: Seal,
 }
 
@@ -71,12 +71,12 @@ impl std::fmt::Debug for Nats {
 }
 
 impl Nats {
-    /// Starts the queue of an array. Only daemons of the array know `key`: labels that were not made with it are removed from the queue
+    /// Starts the queue of a cluster. Only daemons of the cluster know `key`: labels that were not made with it are removed from the queue
     /// and not delivered.
     ///
     /// # Errors
     /// If the system has no threads for the queue. Unreachable servers are no error.
-    pub fn start(address: Address, array: u64, key: &[u8]) -> std::io::Result<Self> {
+    pub fn start(address: Address, cluster: u64, key: &[u8]) -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("queue")
@@ -86,7 +86,7 @@ impl Nats {
         let seal = Seal::new(key);
         let place = Place {
             address: address.clone(),
-            array,
+            cluster,
             seal,
         };
         runtime.spawn(keep_open(place, opener.clone()));

@@ -1,4 +1,4 @@
-//! Files and folders of the rebuilt namespace: from notes if they exist, else from the objects themselves.
+//! Files and directories of the rebuilt namespace: from notes if they exist, else from the objects themselves.
 
 use super::kept::{Kept, KeptObject};
 use super::parts::Gathered;
@@ -28,7 +28,7 @@ struct Version<'a> {
     superseded: bool,
 }
 
-/// Files and folders: see the module.
+/// Files and directories: see the module.
 #[derive(Debug)]
 pub(super) struct Files<'a> {
     pub(super) tree: Tree,
@@ -119,7 +119,7 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// Adds all files and folders according to notes.
+    /// Adds all files and directories according to notes.
     pub(super) fn noted(&mut self) {
         let notes: Vec<&NameNote> = self.notes.values().copied().collect();
         let mut lost = Vec::new();
@@ -180,7 +180,7 @@ impl<'a> Files<'a> {
         });
     }
 
-    /// Gives a path to folders that can't be reached from the root.
+    /// Gives a path to directories that can't be reached from the root.
     fn bring_ashore(&mut self) {
         while let Some(&ino) = self.tree.adrift().first() {
             self.tree.unname(ino);
@@ -296,7 +296,7 @@ impl<'a> Files<'a> {
             kind: Kind::File,
             mode: object.mode.unwrap_or(0o600) & 0o777,
             version: 1,
-            ..Vnode::folder(ino, 0, (object.uid, object.gid), sealed_at)
+            ..Vnode::directory(ino, 0, (object.uid, object.gid), sealed_at)
         };
         self.fill(&mut vnode, object);
         let suffix = format!(".object{}", object.id);
@@ -347,7 +347,7 @@ impl<'a> Files<'a> {
         Ok(())
     }
 
-    /// Writes all files and folders to the database.
+    /// Writes all files and directories to the database.
     pub(super) fn write(&mut self, db: &Connection) -> Result<Rebuilt, Fault> {
         let mut rebuilt = std::mem::take(&mut self.rebuilt);
         (rebuilt.directories, rebuilt.files) = self.tree.write(db)?;

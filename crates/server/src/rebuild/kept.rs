@@ -29,7 +29,7 @@ const TASK: i64 = 1;
 pub(super) struct Kept {
     pub(super) path: PathBuf,
     pub(super) node: u32,
-    pub(super) array: Vec<u8>,
+    pub(super) cluster: Vec<u8>,
     pub(super) key: Vec<u8>,
     pub(super) objects: Vec<KeptObject>,
     pub(super) tasks: Vec<KeptTask>,
@@ -43,7 +43,7 @@ pub(super) struct Kept {
     pub(super) unknown: u64,
     pub(super) label_max: u64,
     pub(super) object_max: u64,
-    /// Whether the server removed the node from the array before (`node/src/daemon.rs`).
+    /// Whether the server removed the node from the cluster before (`node/src/daemon.rs`).
     pub(super) removed: bool,
 }
 
@@ -131,14 +131,14 @@ impl KeptTask {
     }
 }
 
-/// Reads a node's folder, or a copy of its `node.db`.
+/// Reads a node's directory, or a copy of its `node.db`.
 pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
     let at = |problem| RebuildError::Node {
         path: path.to_owned(),
         problem,
     };
-    let folder = path.is_dir();
-    let database = if folder {
+    let directory = path.is_dir();
+    let database = if directory {
         path.join("node.db")
     } else {
         path.to_owned()
@@ -150,12 +150,12 @@ pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
     let db = Connection::open_with_flags(&database, flags).map_err(|e| at(e.into()))?;
     db.busy_timeout(std::time::Duration::from_secs(5))
         .map_err(|e| at(e.into()))?;
-    // This check is first, since the array's identity may be only in the log.
+    // This check is first, since the cluster's identity may be only in the log.
     if is_behind(&db, &database).map_err(at)? {
         return Err(at(Problem::Behind));
     }
     let mut kept = rows(&db, path).map_err(at)?;
-    if folder {
+    if directory {
         kept.unknown = unknown(&db, path).map_err(at)?;
         let (handed, outside) = (handed(path), outside(&db).map_err(at)?);
         let there = |object: &KeptObject| {
@@ -195,9 +195,9 @@ fn is_behind(db: &Connection, database: &Path) -> Result<bool, Problem> {
 fn unknown(db: &Connection, node: &Path) -> Result<u64, Problem> {
     let mut known = db.prepare("SELECT 1 FROM object WHERE id = ?1")?;
     let mut unknown = 0;
-    let folders = std::fs::read_dir(node.join("objects"));
-    for folder in folders.into_iter().flatten().flatten() {
-        for file in std::fs::read_dir(folder.path())
+    let directories = std::fs::read_dir(node.join("objects"));
+    for directory in directories.into_iter().flatten().flatten() {
+        for file in std::fs::read_dir(directory.path())
             .into_iter()
             .flatten()
             .flatten()
@@ -214,7 +214,7 @@ fn unknown(db: &Connection, node: &Path) -> Result<u64, Problem> {
     Ok(unknown)
 }
 
-/// Returns the objects that the node stores outside of the array (`node/src/outside`).
+/// Returns the objects that the node stores outside of the cluster (`node/src/outside`).
 fn outside(db: &Connection) -> Result<BTreeSet<u64>, Problem> {
     let mut statement = db.prepare("SELECT object FROM outside WHERE gone = 0")?;
     let rows = statement.query_map([], |row| Ok(row.get::<_, i64>(0)?.cast_unsigned()))?;
@@ -247,7 +247,7 @@ fn rows(db: &Connection, path: &Path) -> Result<Kept, Problem> {
     let mut kept = Kept {
         path: path.to_owned(),
         node,
-        array: identity("array")?,
+        cluster: identity("cluster")?,
         key: identity("key")?,
         objects: Vec::new(),
         tasks: Vec::new(),
@@ -415,15 +415,15 @@ pub(super) fn believe(all: &mut [Kept]) {
     }
 }
 
-/// Checks that all nodes belong to one array, and that each was given once.
+/// Checks that all nodes belong to one cluster, and that each was given once.
 pub(super) fn check(all: &[Kept]) -> Result<(), RebuildError> {
     let Some(first) = all.first() else {
         return Err(RebuildError::NoNodes);
     };
     let mut seen = BTreeSet::new();
     for kept in all {
-        let problem = if kept.array != first.array || kept.key != first.key {
-            Problem::OtherArray(first.path.clone())
+        let problem = if kept.cluster != first.cluster || kept.key != first.key {
+            Problem::OtherCluster(first.path.clone())
         } else if !seen.insert(kept.node) {
             Problem::Twice(kept.node)
         } else {

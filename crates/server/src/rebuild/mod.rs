@@ -30,9 +30,9 @@ const GAP: u64 = 1 << 32;
 /// Result of a rebuild.
 #[derive(Debug, Default)]
 pub struct Rebuilt {
-    /// Nodes that were read: they are the array's members.
+    /// Nodes that were read: they are the cluster's members.
     pub nodes: Vec<u32>,
-    /// Given nodes that were removed from the array before. They stay removed, and their data was not read.
+    /// Given nodes that were removed from the cluster before. They stay removed, and their data was not read.
     pub removed: Vec<u32>,
     /// Number of files.
     pub files: usize,
@@ -44,7 +44,7 @@ pub struct Rebuilt {
     pub tasks: usize,
     /// Number of rules. Their earlier triggers are not known any more.
     pub rules: usize,
-    /// Names of rules that were attributes of folders which no longer exist, or which have another rule.
+    /// Names of rules that were attributes of directories which no longer exist, or which have another rule.
     pub rules_left: Vec<String>,
     /// Files and directories that could not get their own place.
     pub apart: Vec<Apart>,
@@ -66,7 +66,7 @@ pub struct Rebuilt {
 pub struct Apart {
     /// Present path.
     pub path: PathBuf,
-    /// Former path. Another file has that path now, no file can have it, or its folder is not known.
+    /// Former path. Another file has that path now, no file can have it, or its directory is not known.
     pub was: PathBuf,
 }
 
@@ -74,18 +74,18 @@ pub struct Apart {
 #[derive(Debug, thiserror::Error)]
 pub enum RebuildError {
     /// A database exists already.
-    #[error("{0} exists; move it elsewhere first if it is damaged or belongs to another array")]
+    #[error("{0} exists; move it elsewhere first if it is damaged or belongs to another cluster")]
     Exists(PathBuf),
-    /// A server runs in the folder, or the folder can't be used.
+    /// A server runs in the directory, or the directory can't be used.
     #[error(transparent)]
-    Folder(#[from] crate::StartError),
+    Directory(#[from] crate::StartError),
     /// No node was named.
-    #[error("no node to read: name the folders of all nodes, or copies of their node.db")]
+    #[error("no node to read: name the directories of all nodes, or copies of their node.db")]
     NoNodes,
     /// A node can't be used.
     #[error("{path}: {problem}")]
     Node {
-        /// Folder or database of the node.
+        /// Directory or database of the node.
         path: PathBuf,
         /// Reason of the failure.
         problem: Problem,
@@ -112,17 +112,17 @@ pub enum Problem {
     /// The node has no database.
     #[error("node.db is missing")]
     NoDatabase,
-    /// The node was never part of an array.
-    #[error("this node was never part of an array")]
+    /// The node was never part of a cluster.
+    #[error("this node was never part of a cluster")]
     Unattached,
     /// The node's database is a copy of a database in use, without its log.
     #[error(
-        "this is a copy of the database of a node that ran, without its log (node.db-wal): the last writes are missing; give the node's folder, or a copy that `sqlite3 node.db '.backup COPY'` makes, or stop the node and copy node.db then"
+        "this is a copy of the database of a node that ran, without its log (node.db-wal): the last writes are missing; give the node's directory, or a copy that `sqlite3 node.db '.backup COPY'` makes, or stop the node and copy node.db then"
     )]
     Behind,
-    /// The node belongs to another array.
-    #[error("this node belongs to another array than {0}")]
-    OtherArray(PathBuf),
+    /// The node belongs to another cluster.
+    #[error("this node belongs to another cluster than {0}")]
+    OtherCluster(PathBuf),
     /// The node was given twice.
     #[error("node {0} was given before")]
     Twice(u32),
@@ -143,9 +143,9 @@ impl From<rusqlite::Error> for RebuildError {
     }
 }
 
-/// Creates `server.db` in a server's folder from the folders of nodes, or from copies of their `node.db`.
+/// Creates `server.db` in a server's directory from the directories of nodes, or from copies of their `node.db`.
 ///
-/// Nodes may run during the rebuild. All of the array's nodes should be given: the new database does not know the files of other
+/// Nodes may run during the rebuild. All of the cluster's nodes should be given: the new database does not know the files of other
 /// nodes, though their bytes remain. Directories and files without an owner get `root_owner`.
 ///
 /// # Errors
@@ -219,8 +219,8 @@ fn write(
 
 fn fill(db: &Connection, all: &[Kept], root_owner: (u32, u32)) -> Result<Rebuilt, RebuildError> {
     let first = &all[0];
-    let sql = "INSERT INTO setting VALUES ('key', ?1), ('array_id', ?2)";
-    db.execute(sql, params![first.key, first.array])?;
+    let sql = "INSERT INTO setting VALUES ('key', ?1), ('cluster_id', ?2)";
+    db.execute(sql, params![first.key, first.cluster])?;
     let gathered = parts::gather(all);
     let mut files = Files::new(all, &gathered, root_owner);
     files.noted();

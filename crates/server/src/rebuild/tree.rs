@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::Kind;
 
-/// Folder for inodes without a place: the path is taken or invalid, or the folder is not known.
+/// Directory for inodes without a place: the path is taken or invalid, or the directory is not known.
 const LOST: &[u8] = b"lost+found";
 const NAME_BYTES_MAX: usize = 255;
 const PATH_BYTES_MAX: usize = 4095;
 
-/// Owners of the files in a folder without a note.
+/// Owners of the files in a directory without a note.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owners {
     Nobody,
@@ -30,14 +30,14 @@ impl Owners {
     }
 }
 
-/// A folder without a note.
+/// A directory without a note.
 #[derive(Debug)]
 struct Guessed {
     owner: Owners,
     newest: u64,
 }
 
-/// Folders and files by inode, and their names.
+/// Directories and files by inode, and their names.
 #[derive(Debug)]
 pub(super) struct Tree {
     vnodes: BTreeMap<u64, Vnode>,
@@ -66,7 +66,7 @@ impl Tree {
         };
         tree.vnodes.insert(
             Inode::ROOT.0,
-            Vnode::folder(Inode::ROOT.0, 0o755, root_owner, 0),
+            Vnode::directory(Inode::ROOT.0, 0o755, root_owner, 0),
         );
         tree
     }
@@ -82,12 +82,12 @@ impl Tree {
         self.vnodes.insert(vnode.ino, vnode);
     }
 
-    /// Gives an inode a name in a folder, after both were added. The first of two inodes that want one name gets it. Returns whether the
+    /// Gives an inode a name in a directory, after both were added. The first of two inodes that want one name gets it. Returns whether the
     /// inode got the name.
     pub(super) fn name(&mut self, parent: u64, name: &[u8], ino: u64) -> bool {
-        let folder = self.vnodes.get(&parent).is_some_and(Vnode::is_dir);
+        let directory = self.vnodes.get(&parent).is_some_and(Vnode::is_dir);
         let free = !self.entries.contains_key(&(parent, name.to_vec()));
-        if !folder || !free || !is_name(name) {
+        if !directory || !free || !is_name(name) {
             return false;
         }
         self.enter(parent, name.to_vec(), ino);
@@ -103,7 +103,7 @@ impl Tree {
         }
     }
 
-    /// Gives an inode a name in the folder of inodes without a place.
+    /// Gives an inode a name in the directory of inodes without a place.
     pub(super) fn lose(&mut self, was: &[u8], suffix: &str, ino: u64) -> Put {
         let name = was.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
         let room = NAME_BYTES_MAX - suffix.len();
@@ -122,7 +122,7 @@ impl Tree {
             }
         }
         name.extend_from_slice(suffix.as_bytes());
-        let lost = self.folder(Inode::ROOT.0, LOST).unwrap_or(Inode::ROOT.0);
+        let lost = self.directory(Inode::ROOT.0, LOST).unwrap_or(Inode::ROOT.0);
         self.enter(lost, name.clone(), ino);
         Put {
             path: [b"/".as_slice(), LOST, b"/", &name].concat(),
@@ -130,7 +130,7 @@ impl Tree {
         }
     }
 
-    /// Gives a file its path, with missing folders, or a place in the folder of inodes without a place.
+    /// Gives a file its path, with missing directories, or a place in the directory of inodes without a place.
     pub(super) fn put(&mut self, vnode: Vnode, path: &[u8], own_path: bool, suffix: &str) -> Put {
         let (ino, owner, time) = (
             vnode.ino,
@@ -144,7 +144,7 @@ impl Tree {
             let mut at = Inode::ROOT.0;
             let mut way = Vec::new();
             for part in above {
-                at = self.folder(at, part)?;
+                at = self.directory(at, part)?;
                 way.push(at);
             }
             self.name(at, name, ino).then_some((way, parts.join(&b'/')))
@@ -152,8 +152,8 @@ impl Tree {
         let Some((way, path)) = placed else {
             return self.lose(path, suffix, ino);
         };
-        for folder in way {
-            if let Some(guessed) = self.guessed.get_mut(&folder) {
+        for directory in way {
+            if let Some(guessed) = self.guessed.get_mut(&directory) {
                 guessed.owner = guessed.owner.with(owner.0, owner.1);
                 guessed.newest = guessed.newest.max(time);
             }
@@ -164,13 +164,13 @@ impl Tree {
         }
     }
 
-    /// Returns the folder with that name, which is created if it is missing; `None` if another kind of inode has the name.
-    fn folder(&mut self, parent: u64, name: &[u8]) -> Option<u64> {
+    /// Returns the directory with that name, which is created if it is missing; `None` if another kind of inode has the name.
+    fn directory(&mut self, parent: u64, name: &[u8]) -> Option<u64> {
         if let Some(&there) = self.entries.get(&(parent, name.to_vec())) {
             return self.vnodes.get(&there)?.is_dir().then_some(there);
         }
         let ino = self.new_ino();
-        self.add(Vnode::folder(ino, 0o755, self.root_owner, 0));
+        self.add(Vnode::directory(ino, 0o755, self.root_owner, 0));
         let guessed = Guessed {
             owner: Owners::Nobody,
             newest: 0,
@@ -180,7 +180,7 @@ impl Tree {
         Some(ino)
     }
 
-    /// Returns the folders that can't be reached from the root: their parent has no note, or they contain each other.
+    /// Returns the directories that can't be reached from the root: their parent has no note, or they contain each other.
     pub(super) fn adrift(&self) -> Vec<u64> {
         let mut children: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         for ((parent, _), ino) in &self.entries {
@@ -192,14 +192,14 @@ impl Tree {
             let below = children.get(&at).into_iter().flatten();
             pending.extend(below.copied().filter(|ino| reached.insert(*ino)));
         }
-        let folders = self.vnodes.values().filter(|vnode| vnode.is_dir());
-        folders
+        let directories = self.vnodes.values().filter(|vnode| vnode.is_dir());
+        directories
             .map(|vnode| vnode.ino)
             .filter(|ino| !reached.contains(ino))
             .collect()
     }
 
-    /// Removes all names of a folder.
+    /// Removes all names of a directory.
     pub(super) fn unname(&mut self, ino: u64) {
         self.entries.retain(|_, named| *named != ino);
     }
@@ -226,7 +226,7 @@ impl Tree {
             .collect()
     }
 
-    /// Writes inodes and entries. Returns the numbers of folders, without the root, and of files.
+    /// Writes inodes and entries. Returns the numbers of directories, without the root, and of files.
     pub(super) fn write(&mut self, db: &Connection) -> Result<(usize, usize), Fault> {
         let mut links: BTreeMap<u64, u32> = BTreeMap::new();
         for ((parent, _), ino) in &self.entries {
@@ -235,7 +235,7 @@ impl Tree {
                 *links.entry(*parent).or_default() += 1;
             }
         }
-        let (mut folders, mut files) = (0, 0);
+        let (mut directories, mut files) = (0, 0);
         for vnode in self.vnodes.values_mut() {
             if let Some(guessed) = self.guessed.get(&vnode.ino) {
                 if let Owners::One(uid, gid) = guessed.owner {
@@ -249,7 +249,7 @@ impl Tree {
                 // The links are `.` and, for the root, `..`, which are no entries.
                 vnode.nlink = links + if vnode.ino == Inode::ROOT.0 { 2 } else { 1 };
                 vnode.node = NO_NODE;
-                folders += 1;
+                directories += 1;
             } else {
                 vnode.nlink = links;
                 files += usize::from(vnode.kind == Kind::File);
@@ -260,7 +260,7 @@ impl Tree {
         for ((parent, name), ino) in &self.entries {
             entry.execute(params![parent.cast_signed(), name, ino.cast_signed()])?;
         }
-        Ok((folders - 1, files))
+        Ok((directories - 1, files))
     }
 }
 
@@ -270,7 +270,7 @@ fn path_by(names: &BTreeMap<u64, (u64, &[u8])>, ino: u64) -> Vec<u8> {
     while let Some((parent, name)) = names.get(&at) {
         parts.push(*name);
         at = *parent;
-        // Folders that contain each other have no path.
+        // Directories that contain each other have no path.
         if at == ino || parts.len() > names.len() {
             break;
         }
@@ -285,7 +285,7 @@ fn is_name(name: &[u8]) -> bool {
         && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
 }
 
-/// Returns the components of a path that is valid in the array: absolute, without empty components, `.` and `..`.
+/// Returns the components of a path that is valid in the cluster: absolute, without empty components, `.` and `..`.
 fn parts(path: &[u8]) -> Option<Vec<&[u8]>> {
     let inner = path.strip_prefix(b"/").unwrap_or(path);
     let parts: Vec<&[u8]> = inner.split(|&byte| byte == b'/').collect();
@@ -302,7 +302,7 @@ mod tests {
             kind: Kind::File,
             uid: 7,
             gid: 7,
-            ..Vnode::folder(ino, 0o644, (7, 7), 1)
+            ..Vnode::directory(ino, 0o644, (7, 7), 1)
         }
     }
 
@@ -338,12 +338,12 @@ mod tests {
     fn rebuild_detects_directory_cycles() {
         let mut tree = Tree::new(100, (0, 0));
         for ino in [2, 3, 4] {
-            tree.add(Vnode::folder(ino, 0o755, (0, 0), 1));
+            tree.add(Vnode::directory(ino, 0o755, (0, 0), 1));
         }
         assert!(tree.name(1, b"fine", 2));
         assert!(tree.name(4, b"three", 3) && tree.name(3, b"four", 4));
         assert!(!tree.name(1, b"fine", 3), "taken");
-        assert!(!tree.name(99, b"nowhere", 3), "no folder");
+        assert!(!tree.name(99, b"nowhere", 3), "no directory");
         assert_eq!(tree.adrift(), [3, 4]);
         tree.unname(3);
         tree.lose(b"three", ".inode3", 3);

@@ -114,7 +114,7 @@ impl Reductions {
         response.map_err(|_| FilesRefused::from(Fault::Malformed("no answer can be made")).into())
     }
 
-    /// Returns the path in the array for a URL. The URL's host must be this server, by one of its names or by the name in the request.
+    /// Returns the path in the cluster for a URL. The URL's host must be this server, by one of its names or by the name in the request.
     fn path(&self, url: &str, own: Option<&str>) -> Result<Vec<u8>, Refused> {
         let bad = |why: &str| Refused::Url(line(url), why.to_owned());
         let uri: Uri = url.parse().map_err(|_| bad("it is no URL"))?;
@@ -136,7 +136,7 @@ impl Reductions {
             )));
         }
         if !path::is_file(uri.path()) {
-            return Err(bad("files of the array are at /files/PATH"));
+            return Err(bad("files of the cluster are at /files/PATH"));
         }
         path::of(&uri).map_err(|error| bad(&error.to_string()))
     }

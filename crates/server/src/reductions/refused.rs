@@ -26,7 +26,7 @@ pub(crate) enum Refused {
     Size { size: u64, expected: usize },
     #[error("request data is not valid")]
     Empty,
-    #[error("the URL {0} names no file of this array")]
+    #[error("the URL {0} names no file of this cluster")]
     Url(String, String),
     #[error("bytes {from} to {to} lie beyond the end of {path}, which has {size} bytes")]
     Range {

@@ -35,7 +35,7 @@ struct Body {
     option_count_as_bytes: Option<bool>,
 }
 
-/// Protocol from which other services fetch; here the source is always the array.
+/// Protocol from which other services fetch; here the source is always the cluster.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Interface {

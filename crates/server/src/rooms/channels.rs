@@ -1,6 +1,6 @@
 //! Sends nodes the lists of the channels that they keep. Next: `node/src`, which keeps the channels' messages.
 
-use crate::array::Array;
+use crate::cluster::Cluster;
 use crate::names::SqliteNames;
 use crate::names::channels::kept;
 use std::collections::BTreeMap;
@@ -15,22 +15,22 @@ const LOOK: Duration = Duration::from_secs(1);
 type Told = BTreeMap<u32, (u64, Vec<v1::KeptChannel>)>;
 
 /// Sends lists as long as the server runs. New and removed channels are sent at once.
-pub(crate) async fn run(names: Arc<SqliteNames>, array: Arc<Array>) {
+pub(crate) async fn run(names: Arc<SqliteNames>, cluster: Arc<Cluster>) {
     let mut told = Told::new();
     loop {
         let news = names.shared().channel_news.notified();
         let _ = tokio::time::timeout(LOOK, news).await;
         match names.database().read(kept) {
-            Ok(kept) => tell(&array, kept, &mut told),
+            Ok(kept) => tell(&cluster, kept, &mut told),
             Err(fault) => fault.put_off("nodes are not told of channels for now"),
         }
     }
 }
 
-fn tell(array: &Array, mut kept: BTreeMap<u32, Vec<v1::KeptChannel>>, told: &mut Told) {
+fn tell(cluster: &Cluster, mut kept: BTreeMap<u32, Vec<v1::KeptChannel>>, told: &mut Told) {
     let mut now = Told::new();
-    for node in array.up() {
-        let Some(epoch) = array.epoch(node) else {
+    for node in cluster.up() {
+        let Some(epoch) = cluster.epoch(node) else {
             continue;
         };
         let channels = kept.remove(&node).unwrap_or_default();
@@ -40,7 +40,7 @@ fn tell(array: &Array, mut kept: BTreeMap<u32, Vec<v1::KeptChannel>>, told: &mut
             continue;
         }
         let channels = word.1.clone();
-        if array.send(node, To::Channels(v1::Channels { channels })) {
+        if cluster.send(node, To::Channels(v1::Channels { channels })) {
             now.insert(node, word);
         }
     }

@@ -4,8 +4,8 @@ pub(crate) mod channels;
 mod waits;
 
 use crate::access::Access;
-use crate::array::Array;
 use crate::clock;
+use crate::cluster::Cluster;
 use crate::names::budget::Shares;
 use crate::names::rooms::{Done, Found, Refusal, SILENCE};
 use crate::names::transaction::Tx;
@@ -38,7 +38,7 @@ pub(crate) struct RoomService {
     access: Arc<Access>,
     waits: Arc<Waits>,
     room: Arc<Shares>,
-    array: Arc<Array>,
+    cluster: Arc<Cluster>,
 }
 
 impl From<Refusal> for Status {
@@ -52,7 +52,7 @@ impl From<Refusal> for Status {
             Refusal::Unknown(_) | Refusal::NoMember(..) | Refusal::NoChannel(_) => {
                 Self::not_found(text)
             }
-            Refusal::NoFolder => Self::failed_precondition(text),
+            Refusal::NoDirectory => Self::failed_precondition(text),
             Refusal::ChannelLost(..) => Self::data_loss(text),
             Refusal::TooMany
             | Refusal::TooManyMembers(_)
@@ -65,9 +65,13 @@ impl From<Refusal> for Status {
 }
 
 impl RoomService {
-    pub(crate) fn new(names: &Arc<SqliteNames>, access: &Arc<Access>, array: &Arc<Array>) -> Self {
+    pub(crate) fn new(
+        names: &Arc<SqliteNames>,
+        access: &Arc<Access>,
+        cluster: &Arc<Cluster>,
+    ) -> Self {
         Self {
-            array: array.clone(),
+            cluster: cluster.clone(),
             names: names.clone(),
             access: access.clone(),
             waits: Arc::default(),
@@ -86,7 +90,7 @@ impl RoomService {
 
     /// Adds the address of its node to a channel.
     fn addressed(&self, mut channel: v1::Channel) -> Response<v1::Channel> {
-        channel.url = self.array.url(channel.node).unwrap_or_default();
+        channel.url = self.cluster.url(channel.node).unwrap_or_default();
         Response::new(channel)
     }
 
@@ -408,8 +412,8 @@ mod tests {
 
     #[test]
     fn rooms_end_by_time_or_after_last_member() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         for (name, ttl) in [("time", 40), ("alone", 0), ("program", 0), ("person", 0)] {
             create(&names, name, ttl);
         }
@@ -448,8 +452,8 @@ mod tests {
 
     #[test]
     fn quotas_of_rooms_of_one_user_are_bounded_together() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         names.shared().limits.set(crate::limits::Limits {
             rooms_each_bytes: Some(100),
             ..crate::limits::Limits::default()
@@ -489,8 +493,8 @@ mod tests {
 
     #[test]
     fn channels_of_one_user_are_bounded() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let room = v1::CreateRoomRequest {
             name: "r".into(),
             mode: 0o777,
@@ -531,15 +535,19 @@ mod tests {
 
     #[test]
     fn deep_room_is_removed_in_bounded_commits() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         create(&names, "r", 0);
         at(&names, 0, |tx| {
             let mut parent = tx.resolve(b"/rooms/r", true)?.ino;
             for number in 0..3005 {
                 let ino = ids::reserve(tx.db, "inode", 1)?;
-                let folder = number < 1500;
-                let kind = if folder { Kind::Directory } else { Kind::File };
+                let directory = number < 1500;
+                let kind = if directory {
+                    Kind::Directory
+                } else {
+                    Kind::File
+                };
                 tx.create(&v1::Create {
                     parent,
                     name: number.to_string().into_bytes(),
@@ -548,7 +556,7 @@ mod tests {
                     ino,
                     ..v1::Create::default()
                 })?;
-                if folder {
+                if directory {
                     parent = ino;
                 }
             }
@@ -571,9 +579,9 @@ mod tests {
     }
 
     #[test]
-    fn folder_moved_out_of_room_outlives_room() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+    fn directory_moved_out_of_room_outlives_room() {
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         create(&names, "r", 10);
         at(&names, 1, |tx| {
             tx.make_dirs(b"/rooms/r/kept", (0, 0))?;
@@ -596,8 +604,8 @@ mod tests {
     /// The name service slept, or the server was offline: no member is removed while the server did not listen.
     #[tokio::test]
     async fn members_stay_while_server_does_not_listen() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("server.db");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("server.db");
         let names = Arc::new(SqliteNames::open(&path, (0, 0)).unwrap());
         create(&names, "r", 0);
         join(&names, "r", 0, (0, false)).unwrap();
@@ -626,8 +634,8 @@ mod tests {
     /// A file is created, sealed or moved, in all orders. Each order wakes the waiter of the file, and nothing else does.
     #[tokio::test]
     async fn waiter_is_woken_by_arrival_of_its_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("server.db");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("server.db");
         let names = Arc::new(SqliteNames::open(&path, (0, 0)).unwrap());
         let waits = Arc::new(Waits::default());
         let waiter = waits.enter(&names);

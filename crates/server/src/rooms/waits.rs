@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 /// Event for which a waiter waits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Key {
-    /// A name appears, in any folder.
+    /// A name appears, in any directory.
     Name(Vec<u8>),
     /// A file is sealed.
     Sealed(u64),

@@ -7,8 +7,8 @@ use super::pick::{Firing, Next, Picked, Task, Turns};
 use super::store::{self, one};
 use super::{Kept, State, markers, rounds, walk};
 use crate::access::aside;
-use crate::array::Array;
 use crate::clock;
+use crate::cluster::Cluster;
 use crate::files::{Files, Nodes};
 use crate::jobs::asked::Programs;
 use crate::jobs::submit::{Given, Refused, Submission, submit_given};
@@ -43,7 +43,7 @@ const SCRIPT_BYTES_MAX: usize = 4 << 20;
 pub(crate) struct Firer {
     pub(super) names: Arc<SqliteNames>,
     pub(super) recalls: Recalls,
-    pub(super) array: Arc<Array>,
+    pub(super) cluster: Arc<Cluster>,
     /// Access to the contents of files; none in a simulation, where all files match.
     pub(super) nodes: Option<Nodes>,
     pub(super) driver: Sender<Incoming>,
@@ -136,7 +136,7 @@ enum Found {
 impl Firer {
     /// Starts to fire rules, for as long as the server runs.
     pub(crate) fn start(
-        (names, recalls, array): (&Arc<SqliteNames>, &Recalls, &Arc<Array>),
+        (names, recalls, cluster): (&Arc<SqliteNames>, &Recalls, &Arc<Cluster>),
         files: Option<&Files>,
         driver: &Sender<Incoming>,
     ) -> Self {
@@ -144,7 +144,7 @@ impl Firer {
             nodes: files.map(|files| files.nodes().clone()),
             names: names.clone(),
             recalls: recalls.clone(),
-            array: array.clone(),
+            cluster: cluster.clone(),
             driver: driver.clone(),
         };
         tokio::spawn(run(firer.clone()));
@@ -342,7 +342,7 @@ impl Firer {
             begun(db, job, (&tasks, &tasks_named), accepted)
         };
         let (names, recalls) = (&self.names, &self.recalls);
-        match submit_given(names, recalls, &self.array, (submission, &given), also).await {
+        match submit_given(names, recalls, &self.cluster, (submission, &given), also).await {
             Ok((accepted, _)) => {
                 // Other tasks run now, or the server ends: the job is stored.
                 tokio::task::yield_now().await;
@@ -380,7 +380,7 @@ fn user(uid: u32) -> Caller {
         gid: users::gid(uid),
         groups: users::groups(uid),
         checked: false,
-        trusted: true,
+        administrator: true,
     })
 }
 

@@ -1,5 +1,5 @@
 //! Markers, which end rounds of hooks. A file that was closed before a marker belongs to its round, though it may be seen after the
-//! marker: a version is sealed a moment after its file was closed, or later if its node is offline, and files of a moved folder are
+//! marker: a version is sealed a moment after its file was closed, or later if its node is offline, and files of a moved directory are
 //! examined one after the other. A marker is therefore recorded with the open round, and the round ends when all these files have
 //! arrived.
 

@@ -11,9 +11,9 @@
 //! - `store` has the tables.
 //! - `service` answers clients.
 
+mod directory;
 pub(crate) mod driver;
 pub(crate) mod ends;
-mod folder;
 pub(crate) mod held;
 mod inside;
 mod markers;
@@ -119,8 +119,8 @@ pub(crate) struct Kept {
     pub(crate) source: String,
     pub(crate) text: String,
     pub(crate) changed: i64,
-    /// Folder that has the rule as its attribute; 0: none.
-    pub(crate) folder: u64,
+    /// Directory that has the rule as its attribute; 0: none.
+    pub(crate) directory: u64,
     pub(crate) rule: Rule,
 }
 
@@ -163,9 +163,9 @@ impl Rules {
         self.any_rounds.load(Ordering::Acquire)
     }
 
-    /// Whether any folder has a rule as its attribute.
-    pub(crate) fn any_of_folder(&self) -> bool {
-        self.any() && self.all().iter().any(|kept| kept.folder != 0)
+    /// Whether any directory has a rule as its attribute.
+    pub(crate) fn any_of_directory(&self) -> bool {
+        self.any() && self.all().iter().any(|kept| kept.directory != 0)
     }
 
     /// Reads all rules in a transaction that may still fail. The driver reads them again after the transaction.

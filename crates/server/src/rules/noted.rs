@@ -20,7 +20,7 @@ pub(crate) fn note(db: &Connection, ino: u64) -> Result<Option<NameNote>, Fault>
     let Some(rule) = ino.checked_sub(FIRST) else {
         return Ok(None);
     };
-    let sql = "SELECT uid, gid, groups, revision, for_all, paused, changed, name, source, text, folder FROM rule WHERE rule = ?1";
+    let sql = "SELECT uid, gid, groups, revision, for_all, paused, changed, name, source, text, directory FROM rule WHERE rule = ?1";
     let mut statement = db.prepare_cached(sql)?;
     let read = |row: &rusqlite::Row<'_>| {
         let name: String = row.get(7)?;
@@ -38,7 +38,7 @@ pub(crate) fn note(db: &Connection, ino: u64) -> Result<Option<NameNote>, Fault>
             name,
             source: row.get(8)?,
             text: row.get(9)?,
-            folder: row.get::<_, i64>(10)?.cast_unsigned(),
+            directory: row.get::<_, i64>(10)?.cast_unsigned(),
             groups: Vec::new(),
         };
         let note = NameNote {
@@ -71,7 +71,7 @@ pub(crate) fn number(note: &NameNote) -> u64 {
     note.ino.saturating_sub(FIRST)
 }
 
-/// Stores the rules from notes, the last note of each. Returns their number, and the names of the rules whose folder does not exist.
+/// Stores the rules from notes, the last note of each. Returns their number, and the names of the rules whose directory does not exist.
 pub(crate) fn bring_back<'a>(
     db: &Connection,
     notes: impl Iterator<Item = &'a NameNote>,
@@ -101,7 +101,7 @@ pub(crate) fn bring_back<'a>(
             rule.changed,
             rule.source,
             rule.text,
-            rule.folder.cast_signed(),
+            rule.directory.cast_signed(),
         ])?;
         count += kept;
         if kept == 0 {

@@ -74,19 +74,19 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Queues a file or folder that has got a name. Rules for all users see a file only if its owner or root gave it the name, and a
-    /// folder only if its owner or root moved it: a rule with their rights must not read files that another user put in its way.
+    /// Queues a file or directory that has got a name. Rules for all users see a file only if its owner or root gave it the name, and a
+    /// directory only if its owner or root moved it: a rule with their rights must not read files that another user put in its way.
     pub(crate) fn fire_for_moved(
         &self,
         vnode: &Vnode,
-        folder: u64,
+        directory: u64,
         name: &[u8],
     ) -> Result<(), Fault> {
         let rules = &self.shared.rules;
         if !rules.any() {
             return Ok(());
         }
-        let Some(mut path) = self.path_of(folder)? else {
+        let Some(mut path) = self.path_of(directory)? else {
             return Ok(());
         };
         if !path.ends_with(b"/") {
@@ -107,7 +107,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Starts a walk of all files below a moved folder. `by_stranger` says that another user than its owner may have moved it.
+    /// Starts a walk of all files below a moved directory. `by_stranger` says that another user than its owner may have moved it.
     pub(super) fn walk_moved(
         &self,
         rule: u64,

@@ -382,8 +382,9 @@ impl Firer {
         let also = move |db: &Connection, accepted: &Accepted| {
             begun(db, (rule, revision, round), accepted)
         };
-        let array = (&self.names, &self.recalls, &self.array);
-        let submitted = submit_given(array.0, array.1, array.2, (submission, &given), also).await;
+        let cluster = (&self.names, &self.recalls, &self.cluster);
+        let submitted =
+            submit_given(cluster.0, cluster.1, cluster.2, (submission, &given), also).await;
         let (accepted, _) = submitted?;
         // The driver only stops when the server shuts down.
         let _ = self.driver.send(Incoming::Submitted(Box::new(accepted)));

@@ -1,7 +1,7 @@
 //! gRPC service of rules. This module writes the tables of rules and wakes the driver in `server/src/rules/driver.rs`.
 
 use super::driver::Firer;
-use super::{Kept, RULES_EACH_MAX, RULES_MAX, State, folder, rounds, store, walk};
+use super::{Kept, RULES_EACH_MAX, RULES_MAX, State, directory, rounds, store, walk};
 use crate::access::Access;
 use crate::bound;
 use crate::clock;
@@ -100,7 +100,7 @@ impl RuleService {
     }
 
     fn may(&self, caller: &Caller, kept: &Kept) -> bool {
-        self.access.is_operator(caller.uid) || kept.owner.uid == caller.uid
+        self.access.is_administrator(caller.uid) || kept.owner.uid == caller.uid
     }
 
     fn shown(&self, kept: &Kept, whole: bool) -> Result<v1::Rule, Status> {
@@ -125,7 +125,7 @@ impl RuleService {
             .iter()
             .filter(|kept| kept.owner.uid == caller.uid)
             .count();
-        let bounded = !self.access.is_operator(caller.uid);
+        let bounded = !self.access.is_administrator(caller.uid);
         if all.len() >= RULES_MAX || (bounded && own >= RULES_EACH_MAX) {
             return Err(Status::resource_exhausted(format!(
                 "there are {} rules, {own} of them yours, and may be {RULES_MAX}, {RULES_EACH_MAX} of a user: remove some",
@@ -135,7 +135,7 @@ impl RuleService {
         Ok(())
     }
 
-    /// Reads a rule from a text, after names of bridges were replaced by their folders.
+    /// Reads a rule from a text, after names of bridges were replaced by their directories.
     fn read(&self, from: &str, text: &mut String) -> Result<Result<Rule, String>, Status> {
         let plain = bound::plain(self.names(), text);
         plain.map_err(|fault| refused(&fault))?;
@@ -143,8 +143,8 @@ impl RuleService {
             Ok(rule) => rule,
             Err(errors) => return Ok(Err(errors.to_string())),
         };
-        let folder = format!("{}/", rule.folder().trim_end_matches('/'));
-        let refusal = bound::refusal(self.names(), std::iter::once(folder.as_str()));
+        let directory = format!("{}/", rule.directory().trim_end_matches('/'));
+        let refusal = bound::refusal(self.names(), std::iter::once(directory.as_str()));
         Ok(match refusal.map_err(|fault| refused(&fault))? {
             Some(refusal) => Err(format!("{}: {refusal}", source(from))),
             None => Ok(rule),
@@ -168,7 +168,7 @@ impl RuleService {
                 )));
             }
             None => self.room(&caller)?,
-            Some(kept) if kept.folder != 0 => {
+            Some(kept) if kept.directory != 0 => {
                 return Err(Status::failed_precondition(format!(
                     "rule {} is the attribute user.tidemill.rule of {}: set the attribute again",
                     kept.rule.name, kept.rule.workdir
@@ -186,7 +186,7 @@ impl RuleService {
             source: request.source,
             text: request.text,
             changed: now,
-            folder: 0,
+            directory: 0,
             rule,
         };
         let before = before.map(|kept| kept.id);
@@ -236,7 +236,7 @@ pub(super) async fn put(
     let work = move |db: &Connection| {
         let id = store::put(db, &kept, before)?;
         if existing {
-            walk::begin(db, &shared, id, &kept.rule.folder(), kept.changed)?;
+            walk::begin(db, &shared, id, &kept.rule.directory(), kept.changed)?;
         }
         Ok(id)
     };
@@ -246,7 +246,7 @@ pub(super) async fn put(
 /// Removes a rule, with its remaining rows.
 pub(super) async fn remove(firer: &Firer, kept: Arc<Kept>) -> Result<(), Fault> {
     let remove = move |db: &Connection| {
-        folder::let_go(db, &kept)?;
+        directory::let_go(db, &kept)?;
         store::remove(db, kept.id)
     };
     write(&firer.names, remove).await?;
@@ -321,9 +321,9 @@ impl v1::rules_server::Rules for RuleService {
         let credentials = request.get_ref().credentials.clone();
         let caller = self.access.caller(&request, credentials.as_ref())?;
         let mut request = request.into_inner();
-        if request.for_all && !self.access.is_operator(caller.uid) {
+        if request.for_all && !self.access.is_administrator(caller.uid) {
             return Err(Status::permission_denied(
-                "only root and the server's own user make rules for everybody's files",
+                "only administrators make rules for everybody's files",
             ));
         }
         let mut reply = v1::AddRuleReply::default();
@@ -482,8 +482,8 @@ mod tests {
 
     #[test]
     fn unsealed_files_are_named_to_readers_only() {
-        let folder = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&folder.path().join("server.db"), (0, 0)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let shared = names.shared().clone();
         let named = names.database().write_blocking(move |db| {
             let root = Caller::root();

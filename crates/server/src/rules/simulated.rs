@@ -1,4 +1,4 @@
-//! Operations of root on rules in a simulated array, as clients request them from the service.
+//! Operations of root on rules in a simulated cluster, as clients request them from the service.
 
 use super::driver::Firer;
 use super::{Kept, service};
@@ -28,7 +28,7 @@ impl Firer {
             source: "rule".into(),
             text: text.to_owned(),
             changed: clock::now_ns(),
-            folder: 0,
+            directory: 0,
             rule,
         };
         service::put(&self.names, kept, before.map(|kept| kept.id), false).await

@@ -1,6 +1,6 @@
 //! Tables of rules. This module reads and writes them within transactions of its callers.
 
-use super::{Kept, State, folder, noted, rounds};
+use super::{Kept, State, directory, noted, rounds};
 use crate::jobs::store::{json, parse};
 use crate::names::shared::Shared;
 use crate::names::transaction::path_of;
@@ -15,17 +15,17 @@ const FORGET_MAX: i64 = 10_000;
 
 /// Returns all readable rules, in the order of their numbers. Known rules are not read again.
 pub(super) fn load(db: &Connection, known: &[Arc<Kept>]) -> Result<Vec<Arc<Kept>>, Fault> {
-    let sql = "SELECT rule, uid, gid, groups, revision, for_all, paused, source, text, changed, folder FROM rule ORDER BY rule";
+    let sql = "SELECT rule, uid, gid, groups, revision, for_all, paused, source, text, changed, directory FROM rule ORDER BY rule";
     let mut statement = db.prepare_cached(sql)?;
     let mut rows = statement.query([])?;
     let mut all = Vec::new();
     while let Some(row) = rows.next()? {
         let id = row.get::<_, i64>(0)?.cast_unsigned();
         let (source, text): (String, String) = (row.get(7)?, row.get(8)?);
-        let folder = row.get::<_, i64>(10)?.cast_unsigned();
-        let path = match folder {
+        let directory = row.get::<_, i64>(10)?.cast_unsigned();
+        let path = match directory {
             0 => None,
-            folder => Some((folder, path_of(db, folder)?)),
+            directory => Some((directory, path_of(db, directory)?)),
         };
         let known = known.iter().find(|kept| kept.id == id);
         let rule = match read((&source, &text), path, known) {
@@ -43,7 +43,7 @@ pub(super) fn load(db: &Connection, known: &[Arc<Kept>]) -> Result<Vec<Arc<Kept>
                 gid: row.get(2)?,
                 groups: parse(&groups, "groups of rule", id)?,
                 checked: false,
-                trusted: true,
+                administrator: true,
             },
             revision: row.get::<_, i64>(4)?.cast_unsigned(),
             for_all: row.get(5)?,
@@ -51,23 +51,23 @@ pub(super) fn load(db: &Connection, known: &[Arc<Kept>]) -> Result<Vec<Arc<Kept>
             source,
             text,
             changed: row.get(9)?,
-            folder,
+            directory,
             rule,
         }));
     }
     Ok(all)
 }
 
-/// Reads a rule. With `folder`, the rule belongs to that folder, whose present path is given.
+/// Reads a rule. With `directory`, the rule belongs to that directory, whose present path is given.
 fn read(
     (source, text): (&str, &str),
-    folder: Option<(u64, Option<Vec<u8>>)>,
+    directory: Option<(u64, Option<Vec<u8>>)>,
     known: Option<&Arc<Kept>>,
 ) -> Result<Rule, String> {
-    let path = match &folder {
+    let path = match &directory {
         None => None,
-        Some((ino, Some(path))) => Some((*ino, folder::shown_path(path)?)),
-        Some((ino, None)) => return Err(format!("its folder, inode {ino}, was deleted")),
+        Some((ino, Some(path))) => Some((*ino, directory::shown_path(path)?)),
+        Some((ino, None)) => return Err(format!("its directory, inode {ino}, was deleted")),
     };
     let same = |kept: &&Arc<Kept>| {
         let place = path.is_none_or(|(_, path)| kept.rule.workdir == path);
@@ -78,7 +78,7 @@ fn read(
     }
     let rule = match path {
         None => Rule::read(source, text),
-        Some((ino, path)) => Rule::read_of_folder(source, text, path, &folder::name_of(ino)),
+        Some((ino, path)) => Rule::read_of_directory(source, text, path, &directory::name_of(ino)),
     };
     rule.map_err(|error| error.to_string())
 }
@@ -100,7 +100,7 @@ pub(super) fn put(db: &Connection, kept: &Kept, before: Option<u64>) -> Result<u
             kept.changed,
             kept.source,
             kept.text,
-            kept.folder.cast_signed(),
+            kept.directory.cast_signed(),
         ])
     };
     let id = match before {
@@ -189,7 +189,7 @@ pub(super) fn shown(db: &Connection, kept: &Kept, whole: bool) -> Result<v1::Rul
         workdir: kept.rule.workdir.clone(),
         pattern: kept.rule.pattern.text().to_owned(),
         changed: kept.changed,
-        of_folder: kept.folder != 0,
+        of_directory: kept.directory != 0,
         ..v1::Rule::default()
     };
     let id = kept.id.cast_signed();

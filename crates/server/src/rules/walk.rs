@@ -1,4 +1,4 @@
-//! Walks of existing files: files for which a new rule is to fire, and files in a moved folder. Folders are walked one page at a time.
+//! Walks of existing files: files for which a new rule is to fire, and files in a moved directory. Directories are walked one page at a time.
 //! The open walks are rows of a table that outlive the server.
 
 use super::store::one;
@@ -12,7 +12,7 @@ use rusqlite::{Connection, params};
 const PAGE: usize = 200;
 
 impl Tx<'_> {
-    /// Starts a walk of all files below a folder, for one rule or, with 0, for all rules.
+    /// Starts a walk of all files below a directory, for one rule or, with 0, for all rules.
     pub(super) fn walk_below(&self, rule: u64, ino: u64) -> Result<(), Fault> {
         let sql = "INSERT OR REPLACE INTO rule_walk VALUES (?1, ?2, x'')";
         self.db
@@ -27,12 +27,12 @@ pub(super) fn begin(
     db: &Connection,
     shared: &Shared,
     rule: u64,
-    folder: &str,
+    directory: &str,
     now: i64,
 ) -> Result<(), Fault> {
     let root = Caller::root();
     let tx = Tx::new(db, shared, &root, 0, now);
-    match tx.resolve(folder.as_bytes(), true) {
+    match tx.resolve(directory.as_bytes(), true) {
         Ok(vnode) if vnode.is_dir() => tx.walk_below(rule, vnode.ino),
         Err(fault) if fault.of_database() => Err(fault),
         _ => Ok(()),
@@ -73,7 +73,7 @@ impl Tx<'_> {
     /// Examines a page of names. Returns the last name if the page is not the last one.
     fn page_of(
         &self,
-        (rule, folder): (u64, u64),
+        (rule, directory): (u64, u64),
         mut path: Vec<u8>,
         after: Vec<u8>,
     ) -> Result<Option<Vec<u8>>, Fault> {
@@ -81,7 +81,7 @@ impl Tx<'_> {
             "SELECT name, ino FROM dirent WHERE parent = ?1 AND name > ?2 ORDER BY name LIMIT ?3";
         let mut statement = self.db.prepare_cached(sql)?;
         let limit = i64::try_from(PAGE).unwrap_or(i64::MAX);
-        let key = params![folder.cast_signed(), after, limit];
+        let key = params![directory.cast_signed(), after, limit];
         let rows = statement.query_map(key, |row| {
             Ok((
                 row.get::<_, Vec<u8>>(0)?,
@@ -93,9 +93,9 @@ impl Tx<'_> {
             path.push(b'/');
         }
         let only = (rule != 0).then_some(rule);
-        // A moved folder was moved by its owner, or by root.
+        // A moved directory was moved by its owner, or by root.
         let mover = match only {
-            None => Vnode::find(self.db, folder)?.map(|folder| folder.uid),
+            None => Vnode::find(self.db, directory)?.map(|directory| directory.uid),
             Some(_) => None,
         };
         let rules = self.shared.rules.all();

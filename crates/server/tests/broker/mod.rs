@@ -15,9 +15,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Servers that store their data in a temporary folder. Several servers form a cluster.
+/// Servers that store their data in a temporary directory. Several servers form a cluster.
 pub struct Broker {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     program: PathBuf,
     servers: Vec<Server>,
 }
@@ -35,7 +35,7 @@ const ALLOWED: &str = r#""tidemill.>", "$JS.API.>", "$JS.ACK.>""#;
 
 fn program() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let on_path = || std::env::split_paths(&path).map(|folder| folder.join("nats-server"));
+    let on_path = || std::env::split_paths(&path).map(|directory| directory.join("nats-server"));
     let named = std::env::var_os("NATS_SERVER").map(PathBuf::from);
     named
         .into_iter()
@@ -61,17 +61,17 @@ impl Broker {
             tell("no nats-server; scripts/nats.sh install builds one");
             return None;
         };
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let (clients, routes) = (ports(count), ports(count));
         for index in 0..count {
-            configure(folder.path(), index, &clients, &routes);
+            configure(directory.path(), index, &clients, &routes);
         }
         let server = |port| Server {
             port,
             process: None,
         };
         Some(Self {
-            folder,
+            directory,
             program,
             servers: clients.into_iter().map(server).collect(),
         })
@@ -86,7 +86,7 @@ impl Broker {
 
     /// Starts a server, and waits until it accepts connections.
     pub fn begin(&mut self, index: usize) {
-        let config = self.folder.path().join(format!("{index}.conf"));
+        let config = self.directory.path().join(format!("{index}.conf"));
         let log = std::fs::File::create(config.with_extension("log")).unwrap();
         let process = Command::new(&self.program)
             .arg("-c")
@@ -134,7 +134,7 @@ impl Broker {
     }
 }
 
-fn configure(folder: &Path, index: usize, clients: &[u16], routes: &[u16]) {
+fn configure(directory: &Path, index: usize, clients: &[u16], routes: &[u16]) {
     // A single server with `sync_interval: always` would sync after each message.
     let sync = if routes.len() > 1 {
         "sync_interval: always"
@@ -147,7 +147,7 @@ fn configure(folder: &Path, index: usize, clients: &[u16], routes: &[u16]) {
          authorization {{ users: [{{ user: mill, password: \"{PASSWORD}\", permissions: {{ publish: [{ALLOWED}], \
          subscribe: \"_INBOX.>\" }} }}] }}\n",
         clients[index],
-        folder.join(index.to_string()).display(),
+        directory.join(index.to_string()).display(),
     );
     if routes.len() > 1 {
         let all: Vec<String> = routes
@@ -162,7 +162,7 @@ fn configure(folder: &Path, index: usize, clients: &[u16], routes: &[u16]) {
         )
         .unwrap();
     }
-    std::fs::write(folder.join(format!("{index}.conf")), text).unwrap();
+    std::fs::write(directory.join(format!("{index}.conf")), text).unwrap();
 }
 
 impl Drop for Broker {

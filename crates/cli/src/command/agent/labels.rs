@@ -42,7 +42,7 @@ const UMASK: u32 = 0o022;
 /// See the module.
 #[derive(Clone, Debug)]
 pub(super) struct Labels {
-    folder: PathBuf,
+    directory: PathBuf,
     apps: Arc<Mutex<HashMap<String, Arc<Client>>>>,
     busy: Arc<Semaphore>,
 }
@@ -90,9 +90,9 @@ fn is_missing(error: &Error) -> bool {
 }
 
 impl Labels {
-    pub(super) fn new(folder: &Path) -> Self {
+    pub(super) fn new(directory: &Path) -> Self {
         Self {
-            folder: folder.to_owned(),
+            directory: directory.to_owned(),
             apps: Arc::default(),
             busy: Arc::new(Semaphore::new(BUSY_MAX)),
         }
@@ -130,7 +130,7 @@ impl Labels {
         let settings = Settings {
             mount: (!request.mount.is_empty()).then(|| request.mount.clone().into()),
             capacity: request.room,
-            folder: Some(self.folder.clone()),
+            directory: Some(self.directory.clone()),
             intent: intent.ok_or_else(unknown)?,
             umask: Some(request.umask.unwrap_or(UMASK)),
             // This is it.
@@ -614,7 +614,7 @@ impl labels_server::Labels for Labels {
         &self,
         _: Request<said::Nothing>,
     ) -> Result<Response<said::ApplicationsReply>, Status> {
-        let known = tidemill_label::apps::list(Some(&self.folder));
+        let known = tidemill_label::apps::list(Some(&self.directory));
         let known = known.map_err(|error| refused(&error))?;
         let applications = known.applications.into_iter().map(|app| said::Application {
             name: app.name,

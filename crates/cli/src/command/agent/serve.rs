@@ -18,7 +18,7 @@ use tonic::transport::Server;
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 
-/// The socket, and the token for TCP clients, in the folder of labels.
+/// The socket, and the token for TCP clients, in the directory of labels.
 const SOCKET: &str = "agent.sock";
 const TOKEN: &str = "agent.token";
 /// Largest message that is taken, in bytes.
@@ -42,16 +42,16 @@ pub(super) fn check(listen: Option<SocketAddr>) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// If the socket cannot be created or the port cannot be bound.
-pub(super) fn start(folder: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
+pub(super) fn start(directory: &Path, listen: Option<SocketAddr>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("labels")
         .enable_all()
         .build()
         .context("can't start threads")?;
-    let labels = Labels::new(folder);
+    let labels = Labels::new(directory);
     let guard = runtime.enter();
-    let socket = bind(&folder.join(SOCKET))?;
+    let socket = bind(&directory.join(SOCKET))?;
     let user = rustix::process::geteuid().as_raw();
     let own = InterceptedService::new(service(labels.clone()), move |request: Request<()>| {
         of_user(user, request)
@@ -61,7 +61,7 @@ pub(super) fn start(folder: &Path, listen: Option<SocketAddr>) -> anyhow::Result
         .add_service(own);
     runtime.spawn(server.serve_with_incoming(UnixListenerStream::new(socket)));
     if let Some(address) = listen {
-        let token: Arc<str> = new_token(&folder.join(TOKEN))?.into();
+        let token: Arc<str> = new_token(&directory.join(TOKEN))?.into();
         let listener = std::net::TcpListener::bind(address);
         let listener = listener.with_context(|| format!("--listen {address}"))?;
         listener.set_nonblocking(true)?;
@@ -96,7 +96,7 @@ fn bind(path: &PathBuf) -> anyhow::Result<UnixListener> {
         }
         _ => {}
     }
-    // The folder is closed to all others; so is the socket, from its first moment on.
+    // The directory is closed to all others; so is the socket, from its first moment on.
     let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let bound = Short::of(path).and_then(UnixListener::bind);
     rustix::process::umask(before);
@@ -137,7 +137,7 @@ fn with_token(token: &str, request: Request<()>) -> Result<Request<()>, Status> 
     match said {
         Some(said) if same(said.as_bytes(), token.as_bytes()) => Ok(request),
         _ => Err(Status::unauthenticated(format!(
-            "send the token in {TOKEN}, in the folder of labels, as `authorization: Bearer TOKEN`"
+            "send the token in {TOKEN}, in the directory of labels, as `authorization: Bearer TOKEN`"
         ))),
     }
 }

@@ -54,12 +54,12 @@ pub(crate) struct Args {
     /// Kind of the generated input [default: text for grep, wordcount and programs, else numbers]
     #[arg(long, value_name = "KIND")]
     data: Option<Data>,
-    /// Measure on each storage node, too, by small jobs. The command puts their data into the array and removes it at the end
+    /// Measure on each storage node, too, by small jobs. The command puts their data into the cluster and removes it at the end
     #[arg(long)]
     nodes: bool,
-    /// Folder of the array for the data of --nodes
+    /// Directory of the cluster for the data of --nodes
     #[arg(long, value_name = "PATH", default_value = "/", requires = "nodes")]
-    folder: std::ffi::OsString,
+    path: std::ffi::OsString,
     /// Path of the calibration file [default: DIR/calibration.toml]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -71,7 +71,7 @@ pub(crate) struct Args {
 /// Input files by kind and size, made when they are asked for first.
 #[derive(Debug)]
 pub(super) struct Inputs {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     pub(super) seed: u64,
     pub(super) runs: u32,
 }
@@ -82,7 +82,7 @@ impl Inputs {
     /// # Errors
     /// If it can't be made.
     pub(super) fn file(&self, data: Data, bytes: u64) -> anyhow::Result<PathBuf> {
-        let path = self.folder.path().join(Self::name(data, bytes));
+        let path = self.directory.path().join(Self::name(data, bytes));
         if !path.exists() {
             data.write(&path, bytes, self.seed)?;
         }
@@ -107,7 +107,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         );
     }
     let path = args.output.clone();
-    let path = path.unwrap_or_else(|| context.array.calibration());
+    let path = path.unwrap_or_else(|| context.cluster.calibration());
     let mut all = before(&path, context)?;
     let mut measured = all.clone();
     (measured.kernels, measured.nodes) = (Vec::new(), Vec::new());
@@ -118,7 +118,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let launcher = Launcher::new(Settings::default())?;
     let mut subjects = subjects(&args, &launcher)?;
     let inputs = Inputs {
-        folder: tempfile::tempdir().context("can't make a folder for the input")?,
+        directory: tempfile::tempdir().context("can't make a directory for the input")?,
         seed: args.seed,
         runs: args.runs,
     };
@@ -139,7 +139,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         keep(&mut all.kernels, speed);
     }
     if let Some(server) = server {
-        for speed in nodes::measure(server, &subjects, &inputs, &args.folder, context).await? {
+        for speed in nodes::measure(server, &subjects, &inputs, &args.path, context).await? {
             measured.nodes.push(speed.clone());
             all.keep_node(speed);
         }
@@ -217,7 +217,7 @@ fn here(
 ) -> anyhow::Result<KernelSpeed> {
     let at_once = |bytes: u64, count: u32| at_once(subject, inputs, launcher, bytes, count);
     at_once(subject.bytes, 1)?;
-    let share = launcher.probe(inputs.folder.path().join("probe"), None)?;
+    let share = launcher.probe(inputs.directory.path().join("probe"), None)?;
     let mut times = Times::default();
     let (mut starts, mut all_cores, mut output_bytes) = (Vec::new(), Vec::new(), 0);
     for _ in 0..inputs.runs {
@@ -229,7 +229,7 @@ fn here(
         all_cores.push(at_once(subject.bytes, cores)?.0);
     }
     // The larger result excludes a momentary load of the machine.
-    let share = share.max(launcher.probe(inputs.folder.path().join("probe"), None)?);
+    let share = share.max(launcher.probe(inputs.directory.path().join("probe"), None)?);
     let start = least(&times.small);
     let mut speed = times.speed(subject, inputs)?;
     speed.start_ns = u64::try_from(median(&mut starts).as_nanos())?;
@@ -278,10 +278,12 @@ fn at_once(
     bytes: u64,
     count: u32,
 ) -> anyhow::Result<(Duration, u64)> {
-    let folder = tempfile::tempdir().context("can't make a folder for the run")?;
+    let directory = tempfile::tempdir().context("can't make a directory for the run")?;
     let data = inputs.file(subject.data, bytes)?;
     let prepared: Vec<_> = (0..count)
-        .map(|number| launcher.prepare(subject.run(&data, folder.path().join(number.to_string()))))
+        .map(|number| {
+            launcher.prepare(subject.run(&data, directory.path().join(number.to_string())))
+        })
         .collect::<Result<_, _>>()?;
     let start = Instant::now();
     let running: Vec<_> = prepared
@@ -462,7 +464,7 @@ mod tests {
         let mut subject = Subject::new("max", &[], None, &launcher).unwrap();
         subject.bytes = SMALL_BYTES + 1000;
         let inputs = Inputs {
-            folder: tempfile::tempdir().unwrap(),
+            directory: tempfile::tempdir().unwrap(),
             seed: 1,
             runs: 3,
         };

@@ -23,35 +23,35 @@ const LINK_BYTES: u64 = 32 << 20;
 /// Measures kernels on all storage nodes that are up.
 ///
 /// # Errors
-/// If the array can't be written to or a job fails.
+/// If the cluster can't be written to or a job fails.
 pub(super) async fn measure(
     server: Server,
     subjects: &[Subject],
     inputs: &Inputs,
-    folder: &std::ffi::OsStr,
+    directory: &std::ffi::OsStr,
     context: &Context,
 ) -> anyhow::Result<Vec<NodeSpeed>> {
     let name = format!("bench-kernel-{}", std::process::id());
-    let parent = files::path(folder)?;
-    let folder = parent.join(&name);
-    files::make_folder(&server, &folder, false).await?;
+    let parent = files::path(directory)?;
+    let directory = parent.join(&name);
+    files::make_directory(&server, &directory, false).await?;
     let bench = Bench {
         transfer: Transfer::new(server.clone(), credentials()),
         server,
-        folder,
+        directory,
         inputs,
     };
     let measured = bench.all(subjects, context).await;
     let removed = bench.remove(&parent, &name).await;
     let measured = measured?;
-    removed.with_context(|| format!("can't remove {}", bench.folder))?;
+    removed.with_context(|| format!("can't remove {}", bench.directory))?;
     Ok(measured)
 }
 
 struct Bench<'a> {
     server: Server,
     transfer: Transfer,
-    folder: files::Path,
+    directory: files::Path,
     inputs: &'a Inputs,
 }
 
@@ -74,7 +74,7 @@ impl Bench<'_> {
         for node in stores {
             context.note(format_args!("node {}", node.node));
             let mut speed = self.node(node.node, subjects).await?;
-            speed.array = format!("{:016x}", status.array_id);
+            speed.cluster = format!("{:016x}", status.cluster_id);
             speed.connect_ns = connected;
             measured.push(speed);
         }
@@ -85,7 +85,7 @@ impl Bench<'_> {
         Ok(measured)
     }
 
-    /// Until a command is connected with the array.
+    /// Until a command is connected with the cluster.
     async fn connect(&self, context: &Context) -> anyhow::Result<u64> {
         let mut times = Vec::new();
         for _ in 0..self.inputs.runs {
@@ -116,7 +116,7 @@ impl Bench<'_> {
         }
         let (link_bytes_per_sec, link_latency_ns) = self.link(id).await?;
         Ok(NodeSpeed {
-            array: String::new(),
+            cluster: String::new(),
             id,
             link_bytes_per_sec,
             link_latency_ns,
@@ -138,7 +138,7 @@ impl Bench<'_> {
     }
 
     fn path(&self, id: u32, data: Data, bytes: u64) -> files::Path {
-        self.folder.join(Self::input(id, data, bytes))
+        self.directory.join(Self::input(id, data, bytes))
     }
 
     async fn kernel(&self, id: u32, subject: &Subject) -> anyhow::Result<KernelSpeed> {
@@ -167,7 +167,7 @@ impl Bench<'_> {
             credentials: Some(credentials()),
             node,
         };
-        let reply = self.server.array().load(request).await;
+        let reply = self.server.cluster().load(request).await;
         let reply = reply.map_err(|status| self.server.explain(status))?;
         Ok(match reply.into_inner().share_milli {
             0 => 1.0,
@@ -178,7 +178,7 @@ impl Bench<'_> {
     /// Runs one job to its end.
     async fn run(&self, id: u32, subject: &Subject, bytes: u64) -> anyhow::Result<Ran> {
         let input = Self::input(id, subject.data, bytes);
-        let script = subject.script(self.folder.text("a job")?, &input, id);
+        let script = subject.script(self.directory.text("a job")?, &input, id);
         let request = v1::SubmitRequest {
             credentials: Some(credentials()),
             script,
@@ -221,7 +221,7 @@ impl Bench<'_> {
         let deleted = self.server.jobs().delete(done).await;
         deleted.map_err(|status| self.server.explain(status))?;
         let output = v1::Unlink {
-            parent: files::inode(&self.server, &self.folder).await?,
+            parent: files::inode(&self.server, &self.directory).await?,
             name: super::subject::RESULT.as_bytes().to_vec(),
             ..v1::Unlink::default()
         };
@@ -236,8 +236,8 @@ impl Bench<'_> {
 
     /// Rate and latency of getting a file from a node.
     async fn link(&self, id: u32) -> anyhow::Result<(f64, u64)> {
-        let folder = tempfile::tempdir().context("can't make a folder for the data")?;
-        let local = folder.path().join("got");
+        let directory = tempfile::tempdir().context("can't make a directory for the data")?;
+        let local = directory.path().join("got");
         let read = async |bytes: u64| -> anyhow::Result<Duration> {
             let start = Instant::now();
             let path = self.path(id, Data::Numbers, bytes);
@@ -265,7 +265,7 @@ impl Bench<'_> {
     }
 
     async fn remove(&self, parent: &files::Path, name: &str) -> anyhow::Result<()> {
-        let ino = files::inode(&self.server, &self.folder).await?;
+        let ino = files::inode(&self.server, &self.directory).await?;
         rm::empty(&self.server, ino).await?;
         let unlink = v1::Unlink {
             parent: files::inode(&self.server, parent).await?,

@@ -151,8 +151,8 @@ impl Subject {
     }
 
     /// A run over a local file.
-    pub(super) fn run(&self, data: &Path, folder: PathBuf) -> Run {
-        let mut run = Run::new(self.code.clone(), folder);
+    pub(super) fn run(&self, data: &Path, directory: PathBuf) -> Run {
+        let mut run = Run::new(self.code.clone(), directory);
         run.args.clone_from(&self.args);
         run.inputs_as = InputsAs::Symlink;
         run.inputs.push(RunInput {
@@ -167,8 +167,8 @@ impl Subject {
         run
     }
 
-    /// A job of one task over a file of `folder` in the array.
-    pub(super) fn script(&self, folder: &str, input: &str, node: u32) -> String {
+    /// A job of one task over a file of `directory` in the cluster.
+    pub(super) fn script(&self, directory: &str, input: &str, node: u32) -> String {
         let quoted: Vec<String> = self.args.iter().map(|arg| quote(arg)).collect();
         let streams = if self.is_filter() {
             format!("stdin = {}; stdout = \"{RESULT}\";", quote(input))
@@ -178,7 +178,7 @@ impl Subject {
         format!(
             "name = \"bench-kernel\"; workdir = {}; tasks = ( {{ name = \"run\"; kernel = {}; args = [ {} ]; \
              input = [ {} ]; output = [ \"{RESULT}\" ]; {streams} node = {node}; }} );",
-            quote(folder),
+            quote(directory),
             quote(&self.name),
             quoted.join(", "),
             quote(input),
@@ -206,9 +206,9 @@ mod tests {
 
     #[test]
     fn bench_data_is_determined_by_seed_and_size() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let made = |data: Data, seed| {
-            let path = folder.path().join("data");
+            let path = directory.path().join("data");
             data.write(&path, 4096, seed).unwrap();
             std::fs::read(path).unwrap()
         };

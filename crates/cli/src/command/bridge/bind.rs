@@ -1,4 +1,4 @@
-//! `tidemill bridge bind`, `refresh` and `unbind`: a folder of the array mirrors a store.
+//! `tidemill bridge bind`, `refresh` and `unbind`: a directory of the cluster mirrors a store.
 
 use super::{carry, list};
 use crate::context::{Context, credentials};
@@ -23,9 +23,9 @@ const PERIOD: Duration = Duration::from_millis(200);
 pub(super) struct Args {
     /// Bridge name
     name: String,
-    /// Folder of the array. The command makes a missing folder
-    #[arg(value_name = "/FOLDER")]
-    folder: OsString,
+    /// Directory of the cluster. The command makes a missing directory
+    #[arg(value_name = "/DIRECTORY")]
+    directory: OsString,
     /// Interval between two scans of the store, such as 10s; 0: scan only by `tidemill bridge refresh`
     #[arg(long, value_name = "TIME", default_value = "60s")]
     every: Length,
@@ -60,7 +60,7 @@ pub(super) async fn bind(
     };
     let every = args.every.0.as_secs();
     let binding = v1::Binding {
-        folder: files::path(&args.folder)?.text("a bridge")?.to_owned(),
+        directory: files::path(&args.directory)?.text("a bridge")?.to_owned(),
         node: node.0,
         every_s: u32::try_from(every).unwrap_or(u32::MAX),
         uid,
@@ -112,14 +112,14 @@ async fn looked(
     if !binding.trouble.is_empty() {
         anyhow::bail!(
             "{} is bound, and its files stay as they are: {}",
-            binding.folder,
+            binding.directory,
             binding.trouble
         );
     }
     let files = format::count(binding.files, "object");
     let mut text = format!(
         "{} has the content of {}: {files}",
-        binding.folder, bridge.name
+        binding.directory, bridge.name
     );
     if binding.passed > 0 {
         let (passed, example) = (binding.passed, line(&binding.example));
@@ -143,8 +143,8 @@ pub(super) async fn unbind(
         .into_inner();
     let binding = unbound.binding.clone().unwrap_or_default();
     let text = format!(
-        "{} is a normal folder from now on; its files of bridge {} stay",
-        binding.folder, unbound.name
+        "{} is a normal directory from now on; its files of bridge {} stay",
+        binding.directory, unbound.name
     );
     context
         .output

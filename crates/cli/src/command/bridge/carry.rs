@@ -8,7 +8,7 @@ use crate::context::{Context, credentials};
 use crate::files;
 use crate::progress::Progress;
 use anyhow::{Context as _, ensure};
-use made::Folders;
+use made::Directories;
 use serde::{Deserialize, Serialize};
 use tidemill_bridge::{Object, Place, Reader, Writer};
 use tidemill_client::transfer::{Transfer, Wanted};
@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 /// Files carried at the same time.
 pub(super) const AT_ONCE: usize = 8;
 
-/// Bytes of the array that are read at once.
+/// Bytes of the cluster that are read at once.
 const PIECE_BYTES: u64 = 4 << 20;
 
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) struct Carrier {
     transfer: Transfer,
     limit: Limit,
     pub(super) progress: Progress,
-    folders: Folders,
+    directories: Directories,
     /// Nothing is copied: the node that has its files there, and where there.
     linked: Option<(NodeId, Place)>,
 }
@@ -58,7 +58,7 @@ impl Note {
 
 /// The node that is up and has its files in a store, and where there.
 pub(super) async fn holder(server: &Server, ours: &Place) -> anyhow::Result<(NodeId, Place)> {
-    let status = server.array().status(v1::StatusRequest::default()).await;
+    let status = server.cluster().status(v1::StatusRequest::default()).await;
     let status = status.map_err(|status| server.explain(status))?;
     let found = status.into_inner().nodes.into_iter().find_map(|one| {
         let theirs = Place::parse(&one.outside.filter(|_| one.up)?.uri).ok()?;
@@ -82,7 +82,7 @@ impl Carrier {
             transfer: Transfer::new(server.clone(), credentials()),
             limit: Limit::new(way.limit.map_or(0, |rate| rate.0)),
             progress: Progress::new(context, 0),
-            folders: Folders::default(),
+            directories: Directories::default(),
             linked: None,
             server,
         })
@@ -127,7 +127,7 @@ impl Carrier {
         entry.attr.ok_or(Error::Answer("Resolve"))
     }
 
-    /// Copies an object of the store to a path of the array.
+    /// Copies an object of the store to a path of the cluster.
     pub(super) async fn import(
         &self,
         object: &Object,
@@ -142,7 +142,7 @@ impl Carrier {
             Ok(attr) => {
                 ensure!(
                     attr.kind() != Kind::Directory,
-                    "the path is a folder of the array"
+                    "the path is a directory of the cluster"
                 );
                 if self.noted(&attr).await == Some(Note::new(object, attr.object)) {
                     return Ok(Outcome::Same);
@@ -150,7 +150,7 @@ impl Carrier {
             }
             Err(error) if error.is(rustix::io::Errno::NOENT) => {
                 let (above, _) = path.split()?;
-                self.folders.make(&self.server, &above).await?;
+                self.directories.make(&self.server, &above).await?;
             }
             Err(error) => return Err(error.into()),
         }
@@ -212,7 +212,7 @@ impl Carrier {
         Ok(())
     }
 
-    /// Copies a file of the array to a path of the store.
+    /// Copies a file of the cluster to a path of the store.
     pub(super) async fn export(&self, path: &files::Path, to: &str) -> anyhow::Result<Outcome> {
         let carried = self.exported(path, to).await;
         carried.with_context(|| format!("can't export {path}"))
@@ -273,7 +273,7 @@ impl Carrier {
     }
 }
 
-/// Folders that are known to be there.
+/// Directories that are known to be there.
 mod made {
     use crate::files;
     use std::collections::HashSet;
@@ -281,14 +281,14 @@ mod made {
     use tokio::sync::Mutex;
 
     #[derive(Debug, Default)]
-    pub(super) struct Folders(Mutex<HashSet<files::Path>>);
+    pub(super) struct Directories(Mutex<HashSet<files::Path>>);
 
-    impl Folders {
+    impl Directories {
         /// Makes one with those above it, once.
         pub(super) async fn make(&self, server: &Server, path: &files::Path) -> anyhow::Result<()> {
             let mut known = self.0.lock().await;
             if path.as_ref() != b"/" && !known.contains(path) {
-                files::make_folder(server, path, true).await?;
+                files::make_directory(server, path, true).await?;
                 known.insert(path.clone());
             }
             Ok(())

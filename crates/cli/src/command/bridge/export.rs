@@ -1,4 +1,4 @@
-//! `tidemill export`: copies files of the array to a store.
+//! `tidemill export`: copies files of the cluster to a store.
 
 use super::carry::{AT_ONCE, Carrier};
 use super::import::{Chosen, is_pattern};
@@ -22,14 +22,14 @@ const EXAMPLES: &str = "Examples:
 
 Files that the store already has, unchanged, are skipped. Run an interrupted command again to continue.";
 
-/// Copy files of the array to an external store
+/// Copy files of the cluster to an external store
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Source in the array: a file, a folder or a pattern
+    /// Source in the cluster: a file, a directory or a pattern
     #[arg(value_name = "/PATTERN")]
     from: OsString,
-    /// Destination: a bridge, and a folder of its store
+    /// Destination: a bridge, and a directory of its store
     #[arg(value_name = "BRIDGE/PATH")]
     to: String,
     #[command(flatten)]
@@ -48,14 +48,14 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     tally.end(context, "exported")
 }
 
-fn below(folder: &str, name: &str) -> String {
-    match folder {
+fn below(directory: &str, name: &str) -> String {
+    match directory {
         "" => name.to_owned(),
-        folder => format!("{folder}/{name}"),
+        directory => format!("{directory}/{name}"),
     }
 }
 
-/// Copies the files at or below a path of the array. Returns their names below `to`.
+/// Copies the files at or below a path of the cluster. Returns their names below `to`.
 pub(super) async fn into(
     context: &Context,
     carrier: &Arc<Carrier>,
@@ -69,7 +69,7 @@ pub(super) async fn into(
     );
     let text = path.text("a store")?;
     let chosen = Chosen::new(text.trim_start_matches('/'))?;
-    let top = files::path(&chosen.folder)?;
+    let top = files::path(&chosen.directory)?;
     let found = files::resolve(&carrier.server, &top, true).await?;
     if kind(&found) == Kind::File && !is_pattern(text) {
         path.split()?;
@@ -79,9 +79,9 @@ pub(super) async fn into(
         tally.add(context, carried);
         return Ok(());
     }
-    let mut folders = vec![(top, found.attr.map_or(0, |attr| attr.ino))];
+    let mut directories = vec![(top, found.attr.map_or(0, |attr| attr.ino))];
     let mut running: JoinSet<anyhow::Result<Outcome>> = JoinSet::new();
-    while let Some((above, ino)) = folders.pop() {
+    while let Some((above, ino)) = directories.pop() {
         for entry in files::list(&carrier.server, ino).await? {
             let Ok(name) = std::str::from_utf8(&entry.name) else {
                 tally.pass(context, above.join(&entry.name), "its name is not UTF-8");
@@ -89,7 +89,7 @@ pub(super) async fn into(
             };
             let path = above.join(name);
             match kind(&entry) {
-                Kind::Directory => folders.push((path, entry.attr.map_or(0, |attr| attr.ino))),
+                Kind::Directory => directories.push((path, entry.attr.map_or(0, |attr| attr.ino))),
                 Kind::File => {
                     let Some(name) = chosen.name(&path.text("a store")?[1..]) else {
                         continue;

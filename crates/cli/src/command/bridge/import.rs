@@ -1,4 +1,4 @@
-//! `tidemill import`: copies files of a store into the array.
+//! `tidemill import`: copies files of a store into the cluster.
 
 use super::carry::{AT_ONCE, Carrier};
 use super::tally::{Outcome, Tally};
@@ -21,17 +21,17 @@ const EXAMPLES: &str = "Examples:
   tidemill import cloud /all --limit 20MB         at most 20 MB per second
   tidemill import --link 'cloud/2026/**' /raw     copies nothing; reads fetch bytes (docs/outside.md)
 
-Files that the array already has, unchanged, are skipped. Run an interrupted command again to continue.";
+Files that the cluster already has, unchanged, are skipped. Run an interrupted command again to continue.";
 
-/// Copy files of an external store into the array
+/// Copy files of an external store into the cluster
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Source: a bridge, with a file, a folder or a pattern of its store
+    /// Source: a bridge, with a file, a directory or a pattern of its store
     #[arg(value_name = "BRIDGE/PATTERN")]
     from: String,
-    /// Folder of the array. The command makes a missing folder
-    #[arg(value_name = "/FOLDER")]
+    /// Directory of the cluster. The command makes a missing directory
+    #[arg(value_name = "/DIRECTORY")]
     to: OsString,
     /// Make files whose bytes remain in the store, and copy nothing. Needs a node with its files in that store
     #[arg(long, conflicts_with = "limit")]
@@ -45,9 +45,9 @@ pub(super) fn is_pattern(text: &str) -> bool {
     text.contains(['*', '?', '['])
 }
 
-/// Files below a folder that are wanted: all, or those whose whole path matches.
+/// Files below a directory that are wanted: all, or those whose whole path matches.
 pub(super) struct Chosen {
-    pub(super) folder: String,
+    pub(super) directory: String,
     pattern: Option<Pattern>,
 }
 
@@ -55,18 +55,18 @@ impl Chosen {
     pub(super) fn new(text: &str) -> anyhow::Result<Self> {
         if !is_pattern(text) {
             return Ok(Self {
-                folder: text.to_owned(),
+                directory: text.to_owned(),
                 pattern: None,
             });
         }
         let pattern = Pattern::new(text).with_context(|| format!("bad pattern {text}"))?;
         Ok(Self {
-            folder: pattern.folder().to_owned(),
+            directory: pattern.directory().to_owned(),
             pattern: Some(pattern),
         })
     }
 
-    /// Returns the name below the folder for a path, if the pattern selects the path.
+    /// Returns the name below the directory for a path, if the pattern selects the path.
     pub(super) fn name<'a>(&self, path: &'a str) -> Option<&'a str> {
         if self
             .pattern
@@ -75,9 +75,9 @@ impl Chosen {
         {
             return None;
         }
-        match self.folder.as_str() {
+        match self.directory.as_str() {
             "" => Some(path),
-            folder => path.strip_prefix(folder)?.strip_prefix('/'),
+            directory => path.strip_prefix(directory)?.strip_prefix('/'),
         }
     }
 }
@@ -115,7 +115,7 @@ pub(super) async fn from(
             tally.add(context, carried);
             return Ok(());
         }
-        // It may be a folder.
+        // It may be a directory.
         let is_told = |error: &Error| !bridge.lists() || matches!(error, Error::Refused { .. });
         if let Err(error) = found
             && is_told(&error)
@@ -124,7 +124,7 @@ pub(super) async fn from(
         }
     }
     let chosen = Chosen::new(path)?;
-    let mut listed = bridge.list(&chosen.folder);
+    let mut listed = bridge.list(&chosen.directory);
     let mut running: JoinSet<anyhow::Result<Outcome>> = JoinSet::new();
     while let Some(one) = listed.next().await? {
         let object = match one {

@@ -1,4 +1,4 @@
-//! `tidemill bridge`: stores outside of the array, by name; and what `import`, `export` and `sync` have in common.
+//! `tidemill bridge`: stores outside of the cluster, by name; and what `import`, `export` and `sync` have in common.
 
 mod bind;
 mod carry;
@@ -36,7 +36,7 @@ Keys are in ~/.config/tidemill/bridges/NAME, or in the file of --keys, with mode
   access_key_id = \"…\"        for S3, with secret_access_key, and optionally session_token
   username = \"…\"             for WebDAV and HTTP, with password; or token";
 
-/// Manage bridges: names of external stores such as folders, S3, WebDAV or HTTP
+/// Manage bridges: names of external stores such as directories, S3, WebDAV or HTTP
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -46,11 +46,11 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum BridgeCommand {
-    /// Name a store, for all users; only the array's administrators
+    /// Name a store, for all users; only administrators
     Add {
         /// Bridge name
         name: String,
-        /// Address of the store: file:///FOLDER, s3://BUCKET/…, sftp://HOST/…, webdav(s)://HOST/…, (s)webhdfs://HOST/… or
+        /// Address of the store: file:///DIRECTORY, s3://BUCKET/…, sftp://HOST/…, webdav(s)://HOST/…, (s)webhdfs://HOST/… or
         /// http(s)://HOST/…, without keys; docs/bridges.md has them all
         uri: String,
         /// Forbid exports to this store
@@ -66,20 +66,20 @@ enum BridgeCommand {
         #[command(flatten)]
         keys: KeysFile,
     },
-    /// Bind a store to a folder of the array: objects appear as files, and new files are written to the store; only the array's
+    /// Bind a store to a directory of the cluster: objects appear as files, and new files are written to the store; only the cluster's
     /// administrators
     Bind(bind::Args),
-    /// Scan a store again for its folder, and wait for the end of the scan
+    /// Scan a store again for its directory, and wait for the end of the scan
     Refresh {
         /// Bridge name
         name: String,
     },
-    /// Unbind a store from its folder. Files in the folder remain; only the array's administrators
+    /// Unbind a store from its directory. Files in the directory remain; only administrators
     Unbind {
         /// Bridge name
         name: String,
     },
-    /// Delete a bridge. The content of the store remains; only the array's administrators
+    /// Delete a bridge. The content of the store remains; only administrators
     Remove {
         /// Bridge name
         name: String,
@@ -142,7 +142,7 @@ impl KeysFile {
     }
 }
 
-/// The bridge and the path there of `BRIDGE/PATH`; of a path of the array nothing.
+/// The bridge and the path there of `BRIDGE/PATH`; of a path of the cluster nothing.
 pub(super) fn named(text: &str) -> Option<(&str, &str)> {
     let (name, path) = text.split_once('/').unwrap_or((text, ""));
     (!name.is_empty()).then_some((name, path.trim_end_matches('/')))
@@ -151,7 +151,7 @@ pub(super) fn named(text: &str) -> Option<(&str, &str)> {
 pub(super) fn bridge_of(text: &str) -> anyhow::Result<(&str, &str)> {
     named(text).with_context(|| {
         format!(
-            "{text} is a path of the array: give BRIDGE/PATH, with a name of `tidemill bridge list`"
+            "{text} is a path of the cluster: give BRIDGE/PATH, with a name of `tidemill bridge list`"
         )
     })
 }

@@ -1,4 +1,4 @@
-//! `tidemill sync`: makes a folder of a store the same as one of the array, or the other way round.
+//! `tidemill sync`: makes a directory of a store the same as one of the cluster, or the other way round.
 
 use super::carry::Carrier;
 use super::tally::Tally;
@@ -20,14 +20,14 @@ const EXAMPLES: &str = "Examples:
   tidemill sync cloud/run-7 /raw                  copy new and changed files
   tidemill sync /results cloud/run-7 --delete     delete files there that /results does not have, too";
 
-/// Copy new and changed files between a folder of the array and a folder of an external store
+/// Copy new and changed files between a directory of the cluster and a directory of an external store
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Source folder: BRIDGE/PATH, or /FOLDER of the array
+    /// Source directory: BRIDGE/PATH, or /DIRECTORY of the cluster
     #[arg(value_name = "FROM")]
     from: OsString,
-    /// Destination folder: /FOLDER of the array if FROM is in a store, else BRIDGE/PATH
+    /// Destination directory: /DIRECTORY of the cluster if FROM is in a store, else BRIDGE/PATH
     #[arg(value_name = "TO")]
     to: OsString,
     /// Delete files in TO that FROM does not have, if all of FROM was copied
@@ -42,7 +42,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         let path = line(&path.to_string_lossy());
         ensure!(
             !import::is_pattern(&path),
-            "{path} is a pattern: give a folder, or use `import` or `export`"
+            "{path} is a pattern: give a directory, or use `import` or `export`"
         );
     }
     let mut tally = Tally::default();
@@ -54,7 +54,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             // All else in TO would be deleted.
             ensure!(
                 path.is_empty() || carrier.opened.bridge.stat(path).await.is_err(),
-                "{name}/{path} is a file: give a folder, or use `import`"
+                "{name}/{path} is a file: give a directory, or use `import`"
             );
             import::from(context, &carrier, (path, &to), (&mut tally, &mut names)).await?;
             if may_delete(&args, &tally)? {
@@ -66,19 +66,19 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
             let path = files::path(&args.from)?;
             let carrier = Arc::new(Carrier::new(context, &args.way, name).await?);
             let found = files::resolve(&carrier.server, &path, true).await?;
-            ensure!(kind(&found) == Kind::Directory, "not a folder: {path}");
+            ensure!(kind(&found) == Kind::Directory, "not a directory: {path}");
             export::into(context, &carrier, (&path, to), (&mut tally, &mut names)).await?;
             if may_delete(&args, &tally)? {
                 delete_there(&carrier, to, &names, &mut tally).await?;
             }
             carrier.progress.end();
         }
-        _ => bail!("one of the two is to be BRIDGE/PATH, the other one /FOLDER of the array"),
+        _ => bail!("one of the two is to be BRIDGE/PATH, the other one /DIRECTORY of the cluster"),
     }
     tally.end(context, "copied")
 }
 
-/// The bridge and the path there, if a text is not a path of the array.
+/// The bridge and the path there, if a text is not a path of the cluster.
 fn store(text: &OsStr) -> anyhow::Result<Option<(&str, &str)>> {
     if text.as_bytes().starts_with(b"/") {
         return Ok(None);
@@ -144,14 +144,14 @@ async fn delete_here(
 ) -> anyhow::Result<()> {
     let top = files::inode(&carrier.server, to).await?;
     let top_bytes = to.as_ref().len();
-    let mut folders = vec![(to.clone(), top)];
-    while let Some((above, parent)) = folders.pop() {
+    let mut directories = vec![(to.clone(), top)];
+    while let Some((above, parent)) = directories.pop() {
         for entry in files::list(&carrier.server, parent).await? {
             let path = above.join(&entry.name);
             let name = &path.as_ref()[top_bytes..];
             let name = std::str::from_utf8(name).map(|name| name.trim_start_matches('/'));
             match kind(&entry) {
-                Kind::Directory => folders.push((path, entry.attr.map_or(0, |attr| attr.ino))),
+                Kind::Directory => directories.push((path, entry.attr.map_or(0, |attr| attr.ino))),
                 Kind::File if !name.is_ok_and(|name| names.contains(name)) => {
                     let unlink = v1::Unlink {
                         parent,

@@ -26,8 +26,8 @@ pub(super) const API: &[(&str, &str)] = &[
     ),
 ];
 
-/// Folder of the API, next to the source.
-const API_FOLDER: &str = "tidemill-kernel-api";
+/// Directory of the API, next to the source.
+const API_DIRECTORY: &str = "tidemill-kernel-api";
 
 /// What Rust calls it, and modules' machine.
 const API_NAME: &str = "tidemill_kernel_api";
@@ -38,14 +38,14 @@ const TIME_MAX: Duration = Duration::from_secs(300);
 const MEMORY_BYTES_MAX: u64 = 4 << 30;
 const OUTPUT_BYTES_MAX: u64 = 1 << 30;
 
-/// Files of a source folder that are looked at.
+/// Files of a source directory that are looked at.
 const FILES_MAX: usize = 1000;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Build {
-    /// A source file (.c, .cc, .cpp, .rs), or a folder with one kernel's source
+    /// A source file (.c, .cc, .cpp, .rs), or a directory with one kernel's source
     source: PathBuf,
-    /// Folder for the results [default: that of the source]
+    /// Directory for the results [default: that of the source]
     #[arg(long, short, value_name = "DIR")]
     output: Option<PathBuf>,
 }
@@ -65,19 +65,19 @@ struct Source {
     main: Vec<String>,
     /// All files it may read, by those names.
     files: BTreeMap<String, PathBuf>,
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 pub(crate) fn run(build: Build, context: &Context) -> anyhow::Result<ExitCode> {
-    let scratch = tempfile::tempdir().context("can't make a folder to build in")?;
+    let scratch = tempfile::tempdir().context("can't make a directory to build in")?;
     let mut source = Source::find(&build.source)?;
     source.add_interface(scratch.path())?;
     let workshop = Workshop {
         launcher: Launcher::new(Settings::default())?,
-        folder: scratch.path().to_owned(),
+        directory: scratch.path().to_owned(),
         source: &source,
     };
-    let to = build.output.unwrap_or_else(|| source.folder.clone());
+    let to = build.output.unwrap_or_else(|| source.directory.clone());
     fs::create_dir_all(&to).with_context(|| to.display().to_string())?;
     let mut made = Vec::new();
     let mut left_out = None;
@@ -146,13 +146,13 @@ impl Source {
                 .unwrap_or_default()
                 .to_string_lossy()
                 .into_owned();
-            let folder = full.parent().unwrap_or(&full).to_owned();
+            let directory = full.parent().unwrap_or(&full).to_owned();
             return Ok(Self {
                 name,
                 language,
                 main: vec![file.clone()],
                 files: BTreeMap::from([(file, full)]),
-                folder,
+                directory,
             });
         }
         let mut files = BTreeMap::new();
@@ -174,14 +174,14 @@ impl Source {
             language,
             main,
             files,
-            folder: full,
+            directory: full,
         })
     }
 
     /// The header or crate that the source needs, unless it brings its own.
     fn add_interface(&mut self, scratch: &Path) -> anyhow::Result<()> {
         let wanted: Vec<(String, &str)> = if self.language == Language::Rust {
-            let name = |file: &str| format!("{API_FOLDER}/{file}");
+            let name = |file: &str| format!("{API_DIRECTORY}/{file}");
             API.iter().map(|(file, text)| (name(file), *text)).collect()
         } else {
             vec![(HEADER_NAME.to_owned(), HEADER)]
@@ -195,7 +195,7 @@ impl Source {
     }
 }
 
-/// C, or C++ if there is any of it, in the folder itself.
+/// C, or C++ if there is any of it, in the directory itself.
 fn sources_in(files: &BTreeMap<String, PathBuf>) -> Option<(Language, Vec<String>)> {
     let all: Vec<_> = files
         .iter()
@@ -208,9 +208,13 @@ fn sources_in(files: &BTreeMap<String, PathBuf>) -> Option<(Language, Vec<String
     (!all.is_empty()).then(|| (language, all.into_iter().map(|(name, _)| name).collect()))
 }
 
-/// Collects all files of a folder except hidden files and build results.
-fn collect(folder: &Path, at: &str, files: &mut BTreeMap<String, PathBuf>) -> anyhow::Result<()> {
-    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+/// Collects all files of a directory except hidden files and build results.
+fn collect(
+    directory: &Path,
+    at: &str,
+    files: &mut BTreeMap<String, PathBuf>,
+) -> anyhow::Result<()> {
+    for entry in fs::read_dir(directory).with_context(|| directory.display().to_string())? {
         let entry = entry?;
         let name = entry.file_name();
         let name = name.to_str().context("a file's name is no UTF-8")?;
@@ -227,7 +231,7 @@ fn collect(folder: &Path, at: &str, files: &mut BTreeMap<String, PathBuf>) -> an
         ensure!(
             files.len() <= FILES_MAX,
             "more than {FILES_MAX} files in {}",
-            folder.display()
+            directory.display()
         );
     }
     Ok(())
@@ -236,7 +240,7 @@ fn collect(folder: &Path, at: &str, files: &mut BTreeMap<String, PathBuf>) -> an
 /// Where compilers run.
 struct Workshop<'a> {
     launcher: Launcher,
-    folder: PathBuf,
+    directory: PathBuf,
     source: &'a Source,
 }
 
@@ -297,7 +301,7 @@ impl Workshop<'_> {
             ]);
         }
         let rlib = format!("lib{API_NAME}.rlib");
-        let root = format!("{API_FOLDER}/lib.rs");
+        let root = format!("{API_DIRECTORY}/lib.rs");
         let mut first = args.clone();
         first.extend([
             "--crate-type=rlib",
@@ -342,11 +346,11 @@ impl Workshop<'_> {
         more: Vec<(String, PathBuf)>,
         output: &str,
     ) -> anyhow::Result<Built> {
-        let folder = tempfile::Builder::new()
+        let directory = tempfile::Builder::new()
             .prefix("step-")
-            .tempdir_in(&self.folder)?
+            .tempdir_in(&self.directory)?
             .keep();
-        let mut run = Run::new(Code::Program(program), folder.join("run"));
+        let mut run = Run::new(Code::Program(program), directory.join("run"));
         run.args = args.iter().map(|arg| (*arg).to_owned()).collect();
         let files = self
             .source
@@ -379,7 +383,7 @@ impl Workshop<'_> {
             return Ok(Built::Failed(said));
         }
         prepared.output(output)?;
-        Ok(Built::Made(prepared.run().folder.join(output)))
+        Ok(Built::Made(prepared.run().directory.join(output)))
     }
 }
 

@@ -25,7 +25,7 @@ const OUTPUT: &str = "result";
 pub(super) fn run(
     launcher: &Launcher,
     whole: &Run,
-    folder: &Path,
+    directory: &Path,
     context: &Context,
 ) -> anyhow::Result<ExitCode> {
     ensure!(
@@ -35,7 +35,7 @@ pub(super) fn run(
     let mut trial = Trial {
         launcher,
         whole,
-        folder,
+        directory,
         runs: 0,
     };
     let expected = trial.run(Part::Whole, whole.inputs.clone())?;
@@ -66,7 +66,7 @@ pub(super) fn run(
 struct Trial<'a> {
     launcher: &'a Launcher,
     whole: &'a Run,
-    folder: &'a Path,
+    directory: &'a Path,
     runs: u32,
 }
 
@@ -74,7 +74,7 @@ impl Trial<'_> {
     fn run(&mut self, part: Part, inputs: Vec<RunInput>) -> anyhow::Result<PathBuf> {
         self.runs += 1;
         let mut run = self.whole.clone();
-        run.folder = self.folder.join(format!("part-{}", self.runs));
+        run.directory = self.directory.join(format!("part-{}", self.runs));
         (run.part, run.inputs, run.outputs) = (part, inputs, vec![OUTPUT.to_owned()]);
         let prepared = self.launcher.prepare(run)?;
         let exit = self.launcher.spawn(&prepared)?.wait()?;
@@ -85,7 +85,7 @@ impl Trial<'_> {
             exit.stderr.text()
         );
         prepared.output(OUTPUT)?;
-        Ok(prepared.run().folder.join(OUTPUT))
+        Ok(prepared.run().directory.join(OUTPUT))
     }
 
     /// The result of one cut, and the number of its pieces.
@@ -113,7 +113,7 @@ impl Trial<'_> {
     }
 
     fn piece(&self, whole: &Path, begin: u64, end: u64) -> anyhow::Result<PathBuf> {
-        let path = self.folder.join(format!("piece-{}", self.runs));
+        let path = self.directory.join(format!("piece-{}", self.runs));
         let mut from = File::open(whole).with_context(|| whole.display().to_string())?;
         from.seek(SeekFrom::Start(begin))?;
         std::io::copy(&mut from.take(end - begin), &mut File::create(&path)?)?;

@@ -1,4 +1,4 @@
-//! `tidemill kernel new`: a folder with a kernel to begin with.
+//! `tidemill kernel new`: a directory with a kernel to begin with.
 
 use super::build::{API, HEADER, HEADER_NAME};
 use crate::context::Context;
@@ -12,8 +12,8 @@ use std::process::ExitCode;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct New {
-    /// Folder to make; its last part becomes the kernel's name
-    folder: PathBuf,
+    /// Directory to make; its last part becomes the kernel's name
+    directory: PathBuf,
     /// Language of the source
     #[arg(long, short, value_enum, default_value = "c")]
     language: Language,
@@ -38,58 +38,58 @@ const RUST: &str = include_str!("../../../../../examples/kernels/range.rs");
 const VALUES: [f64; 8] = [3.0, 1.5, -2.5, 7.0, 40.0, 0.0, 12.25, 5.0];
 
 pub(crate) fn run(new: &New, context: &Context) -> anyhow::Result<ExitCode> {
-    let folder = &new.folder;
-    let name = folder.file_name().and_then(|name| name.to_str());
-    let name = name.context("the folder has no name in UTF-8")?;
+    let directory = &new.directory;
+    let name = directory.file_name().and_then(|name| name.to_str());
+    let name = name.context("the directory has no name in UTF-8")?;
     ensure!(
-        !folder.exists(),
+        !directory.exists(),
         "exists already: {}; give another name",
-        folder.display()
+        directory.display()
     );
-    fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
     match new.language {
-        Language::C => write(folder, &format!("{name}.c"), C)?,
-        Language::Cpp => write(folder, &format!("{name}.cpp"), CPP)?,
-        Language::Rust => rust(folder, name)?,
+        Language::C => write(directory, &format!("{name}.c"), C)?,
+        Language::Cpp => write(directory, &format!("{name}.cpp"), CPP)?,
+        Language::Rust => rust(directory, name)?,
     }
     if !matches!(new.language, Language::Rust) {
-        write(folder, HEADER_NAME, HEADER)?;
+        write(directory, HEADER_NAME, HEADER)?;
     }
     fs::write(
-        folder.join("test.f64"),
+        directory.join("test.f64"),
         VALUES.map(f64::to_le_bytes).concat(),
     )?;
-    let at = folder.display();
+    let at = directory.display();
     let text = format!(
         "{at} made. Next:\n  tidemill kernel build {at}\n  tidemill kernel test {at}/{name}.so {at}/test.f64 --law\n  \
          tidemill kernel add {at}/{name}.so"
     );
     context
         .output
-        .show(&Said::new(text, json!({ "folder": folder })))?;
+        .show(&Said::new(text, json!({ "directory": directory })))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn write(folder: &Path, name: &str, text: &str) -> anyhow::Result<()> {
-    let path = folder.join(name);
-    let parent = path.parent().unwrap_or(folder);
+fn write(directory: &Path, name: &str, text: &str) -> anyhow::Result<()> {
+    let path = directory.join(name);
+    let parent = path.parent().unwrap_or(directory);
     fs::create_dir_all(parent)?;
     fs::write(&path, text).with_context(|| path.display().to_string())
 }
 
 /// With manifests, so that editors and cargo know it too.
-fn rust(folder: &Path, name: &str) -> anyhow::Result<()> {
+fn rust(directory: &Path, name: &str) -> anyhow::Result<()> {
     let manifest = format!(
         "[package]\nname = \"{name}\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[lib]\ncrate-type = [\"cdylib\"]\n\n\
          [dependencies]\ntidemill-kernel-api = {{ path = \"tidemill-kernel-api\" }}\n\n[workspace]\n"
     );
-    write(folder, "Cargo.toml", &manifest)?;
-    write(folder, "src/lib.rs", RUST)?;
+    write(directory, "Cargo.toml", &manifest)?;
+    write(directory, "src/lib.rs", RUST)?;
     let api = "[package]\nname = \"tidemill-kernel-api\"\nversion = \"0.1.0\"\nedition = \"2024\"\n\n[lib]\n\
                path = \"lib.rs\"\n";
-    write(folder, "tidemill-kernel-api/Cargo.toml", api)?;
+    write(directory, "tidemill-kernel-api/Cargo.toml", api)?;
     for (file, text) in API {
-        write(folder, &format!("tidemill-kernel-api/{file}"), text)?;
+        write(directory, &format!("tidemill-kernel-api/{file}"), text)?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `tidemill kernel add`, `list` and `remove`: kernels of one's own in the array, see `tidemill_core::job::own`.
+//! `tidemill kernel add`, `list` and `remove`: kernels of one's own in the cluster, see `tidemill_core::job::own`.
 
 use super::NO_WASM;
 use crate::context::{Context, credentials};
@@ -57,7 +57,7 @@ pub(crate) struct Kept {
 
 impl Kept {
     fn path(&self) -> String {
-        format!("{}/{}/{}", own::FOLDER, self.uid, self.file)
+        format!("{}/{}/{}", own::DIRECTORY, self.uid, self.file)
     }
 
     pub(crate) fn json(&self) -> serde_json::Value {
@@ -94,8 +94,8 @@ pub(crate) async fn kept(context: &Context, all: bool) -> anyhow::Result<Vec<Kep
     let server = context.connect().await?;
     let me = credentials().uid;
     let mut uids = vec![me];
-    if all && let Ok(folder) = files::inode(&server, own::FOLDER).await {
-        let users = files::list(&server, folder).await?;
+    if all && let Ok(directory) = files::inode(&server, own::DIRECTORY).await {
+        let users = files::list(&server, directory).await?;
         let number = |entry: &v1::Entry| std::str::from_utf8(&entry.name).ok()?.parse().ok();
         uids = users.iter().filter_map(number).collect();
     }
@@ -115,13 +115,13 @@ pub(crate) async fn kept(context: &Context, all: bool) -> anyhow::Result<Vec<Kep
     Ok(kept)
 }
 
-/// The kernels in a user's folder, in the order of names and versions.
+/// The kernels in a user's directory, in the order of names and versions.
 async fn of_user(server: &Server, uid: u32) -> anyhow::Result<Vec<Kept>> {
-    let folder = match files::inode(server, &format!("{}/{uid}", own::FOLDER)).await {
+    let directory = match files::inode(server, &format!("{}/{uid}", own::DIRECTORY)).await {
         Err(error) if error.is(Errno::NOENT) => return Ok(Vec::new()),
         found => found?,
     };
-    let mut kept: Vec<Kept> = files::list(server, folder)
+    let mut kept: Vec<Kept> = files::list(server, directory)
         .await?
         .into_iter()
         .filter(|entry| kind(entry) == v1::Kind::File)
@@ -163,7 +163,7 @@ pub(crate) async fn add(add: Add, context: &Context) -> anyhow::Result<ExitCode>
     anyhow::ensure!(
         name.is_valid() && name.version.is_none(),
         "bad name: {text}; a kernel's name is no path, does not begin with a dot and has no version, which is \
-         counted by the array"
+         counted by the cluster"
     );
     anyhow::ensure!(source.is_file(), "not a file: {file_name}");
     anyhow::ensure!(
@@ -175,7 +175,7 @@ pub(crate) async fn add(add: Add, context: &Context) -> anyhow::Result<ExitCode>
         "not executable: {file_name}; run `chmod +x` on it, or give a shared object (.so) or a module (.wasm)"
     );
     let server = context.connect().await?;
-    let folder = make_folder(&server).await?;
+    let directory = make_directory(&server).await?;
     let mode = if add.shared { SHARED } else { PRIVATE };
     let scratch = tempfile::tempdir()?;
     let copy = scratch.path().join("kernel");
@@ -184,7 +184,7 @@ pub(crate) async fn add(add: Add, context: &Context) -> anyhow::Result<ExitCode>
     let store = Store {
         transfer: Transfer::new(server.clone(), credentials()),
         server,
-        folder,
+        directory,
         mode,
     };
     let (path, new) = store.add(&name, &copy).await?;
@@ -199,17 +199,17 @@ pub(crate) async fn add(add: Add, context: &Context) -> anyhow::Result<ExitCode>
     Ok(ExitCode::SUCCESS)
 }
 
-/// The inode of the caller's folder of kernels, which is made if it is not there.
-async fn make_folder(server: &Server) -> anyhow::Result<u64> {
+/// The inode of the caller's directory of kernels, which is made if it is not there.
+async fn make_directory(server: &Server) -> anyhow::Result<u64> {
     let me = credentials();
-    let path = format!("{}/{}", own::FOLDER, me.uid);
+    let path = format!("{}/{}", own::DIRECTORY, me.uid);
     let found = match files::find(server, &path, false).await {
         Err(error) if error.is(Errno::NOENT) => {
             let (ino, _) = server.reserve(1, 0).await?;
             let create = v1::Create {
                 name: path.as_bytes().to_vec(),
                 kind: v1::Kind::Directory.into(),
-                // Whatever the caller's mask is: a folder that others can write to is not trusted.
+                // Whatever the caller's mask is: a directory that others can write to is not trusted.
                 mode: SHARED,
                 ino: ino.0,
                 uid: me.uid,
@@ -224,7 +224,7 @@ async fn make_folder(server: &Server) -> anyhow::Result<u64> {
     let attr = found.attr.unwrap_or_default();
     anyhow::ensure!(
         attr.kind() == v1::Kind::Directory && attr.uid == me.uid && attr.mode & 0o022 == 0,
-        "{path} is not a folder that is yours and that only you can write to, so kernels in it are not used; take \
+        "{path} is not a directory that is yours and that only you can write to, so kernels in it are not used; take \
          others' rights to write away, or have the administrator remove it"
     );
     Ok(attr.ino)
@@ -234,7 +234,7 @@ async fn make_folder(server: &Server) -> anyhow::Result<u64> {
 struct Store {
     server: Server,
     transfer: Transfer,
-    folder: u64,
+    directory: u64,
     mode: u32,
 }
 
@@ -242,7 +242,7 @@ impl Store {
     /// The path that the kernel has, and whether that is a new version.
     async fn add(&self, name: &OwnName<'_>, local: &Path) -> anyhow::Result<(String, bool)> {
         let uid = credentials().uid;
-        let path = |file: &str| format!("{}/{uid}/{file}", own::FOLDER);
+        let path = |file: &str| format!("{}/{uid}/{file}", own::DIRECTORY);
         // It gets its name when it is whole, and never that of another.
         let new = format!(".new-{}-{}", std::process::id(), by_chance());
         let mut sent = false;
@@ -266,9 +266,9 @@ impl Store {
             let before = newest.and_then(|file| OwnName::parse(file).version);
             let file = name.file(before.unwrap_or(0) + 1);
             let rename = v1::Rename {
-                parent: self.folder,
+                parent: self.directory,
                 name: new.as_bytes().to_vec(),
-                new_parent: self.folder,
+                new_parent: self.directory,
                 new_name: file.as_bytes().to_vec(),
                 no_replace: true,
                 ..v1::Rename::default()
@@ -311,7 +311,7 @@ impl Store {
 
     async fn take_back(&self, name: &str, sent: bool) -> anyhow::Result<()> {
         if sent {
-            unlink(&self.server, self.folder, name).await?;
+            unlink(&self.server, self.directory, name).await?;
         }
         Ok(())
     }
@@ -322,9 +322,9 @@ fn by_chance() -> u64 {
     StdRng::from_os_rng().random()
 }
 
-async fn unlink(server: &Server, folder: u64, name: &str) -> anyhow::Result<()> {
+async fn unlink(server: &Server, directory: u64, name: &str) -> anyhow::Result<()> {
     let unlink = v1::Unlink {
-        parent: folder,
+        parent: directory,
         name: name.as_bytes().to_vec(),
         directory: false,
         time: 0,
@@ -345,12 +345,12 @@ pub(crate) async fn remove(args: Remove, context: &Context) -> anyhow::Result<Ex
             anyhow::bail!("no kernel of yours is called {text}; see `tidemill kernel list`");
         };
         let meant = OwnName::parse(meant);
-        let folder = files::inode(&server, &format!("{}/{uid}", own::FOLDER)).await?;
+        let directory = files::inode(&server, &format!("{}/{uid}", own::DIRECTORY)).await?;
         for file in all {
             let this = OwnName::parse(file);
             let same = this.stem == meant.stem && this.ending == meant.ending;
             if same && (name.version.is_none() || this.version == meant.version) {
-                unlink(&server, folder, file).await?;
+                unlink(&server, directory, file).await?;
                 removed.push(file.to_owned());
             }
         }

@@ -86,7 +86,7 @@ impl Stores for Bridges {
     fn open<'a>(&'a self, name: &'a str, uri: &'a str) -> Asked<'a, Arc<dyn Store>> {
         let (all, name, uri) = (self.0.clone(), name.to_owned(), uri.to_owned());
         Box::pin(async move {
-            // A folder may be on a disk that never answers.
+            // A directory may be on a disk that never answers.
             let opened = tokio::task::spawn_blocking(move || open(&all, &name, &uri)).await;
             opened.unwrap_or_else(|error| {
                 Err(Failure {
@@ -100,7 +100,7 @@ impl Stores for Bridges {
 
 fn seen(seen: tidemill_bridge::Seen) -> stores::Seen {
     match seen {
-        tidemill_bridge::Seen::Folder => stores::Seen::Folder,
+        tidemill_bridge::Seen::Directory => stores::Seen::Directory,
         tidemill_bridge::Seen::File(object, modified) => stores::Seen::File(Content {
             size: object.size,
             tag: object.tag,

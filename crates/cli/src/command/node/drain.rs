@@ -20,7 +20,7 @@ server.";
 /// How often it is looked how far it is.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Move all data of a node to other nodes (root and the server's user only)
+/// Move all data of a node to other nodes (administrators only)
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

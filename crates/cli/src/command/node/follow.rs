@@ -1,4 +1,4 @@
-//! Scans the external store of a node for bound folders of the array: a new or changed object becomes a version, and the file
+//! Scans the external store of a node for bound directories of the cluster: a new or changed object becomes a version, and the file
 //! of
 //! a deleted object is removed. `core::follow` decides about each object.
 
@@ -163,7 +163,7 @@ impl Looker {
         Ok(looked)
     }
 
-    /// Where the folder of a bridge is in the node's store.
+    /// Where the directory of a bridge is in the node's store.
     fn bound(&self, bridge: &v1::Bridge) -> anyhow::Result<Bound> {
         let place = Place::parse(&bridge.uri)?;
         let prefix = place
@@ -171,7 +171,7 @@ impl Looker {
             .with_context(|| format!("{} is not in the store of node {}", bridge.uri, self.node))?;
         let binding = bridge.binding.as_ref().context("it is not bound")?;
         Ok(Bound {
-            folder: binding.folder.clone(),
+            directory: binding.directory.clone(),
             prefix: prefix.trim_matches('/').to_owned(),
         })
     }
@@ -183,7 +183,7 @@ impl Looker {
             number: number(),
             fresh: true,
             bound: self.bound(bridge).unwrap_or(Bound {
-                folder: binding.folder.clone(),
+                directory: binding.directory.clone(),
                 prefix: String::new(),
             }),
             files: Arc::new(Files::new(
@@ -205,7 +205,7 @@ impl Looker {
         let trouble = match gone_through.await {
             Ok(()) => String::new(),
             Err(error) => match error.downcast_ref::<tidemill_client::Error>() {
-                // The server has restarted, or the bridge is bound to another folder: the scan starts again.
+                // The server has restarted, or the bridge is bound to another directory: the scan starts again.
                 Some(tidemill_client::Error::Refused(status))
                     if status.code() == tonic::Code::Aborted =>
                 {
@@ -274,7 +274,7 @@ impl Looker {
             look: look.number,
             first: look.fresh,
             page: page.iter().map(at).collect(),
-            folder: look.bound.folder.clone(),
+            directory: look.bound.directory.clone(),
         };
         look.fresh = false;
         let reply = self.server.bridges().look(request).await;

@@ -31,7 +31,7 @@ pub(super) fn place(args: &Args, file: &config::Node) -> anyhow::Result<Option<W
     };
     anyhow::ensure!(
         !uri.starts_with("hdfs://"),
-        "a node can't have its files at hdfs://: give webhdfs://HOST:9870/FOLDER, by which it can"
+        "a node can't have its files at hdfs://: give webhdfs://HOST:9870/DIRECTORY, by which it can"
     );
     let opened = open(uri, keys.map(std::path::PathBuf::as_path));
     let bridge = opened.with_context(|| format!("can't have files in {uri}"))?;
@@ -59,7 +59,7 @@ pub(crate) fn open(uri: &str, keys: Option<&Path>) -> anyhow::Result<Bridge> {
     let place = Place::parse(uri)?;
     anyhow::ensure!(
         !place.is_plain_http(),
-        "HTTP can't be written to: give file:///FOLDER, s3://BUCKET/…, sftp://HOST/… or another store that can be"
+        "HTTP can't be written to: give file:///DIRECTORY, s3://BUCKET/…, sftp://HOST/… or another store that can be"
     );
     let keys = keys.map(Keys::read).transpose()?.unwrap_or_default();
     Ok(Bridge::open(&place, &keys)?)

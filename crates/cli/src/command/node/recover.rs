@@ -14,16 +14,16 @@ use tidemill_bridge::{Bridge, Listed};
 use tidemill_core::rule::Pattern;
 use tidemill_node::outside::Far;
 use tidemill_node::outside::packs::{
-    FOLDER,
+    DIRECTORY,
     recovery::{Contents, Recovered},
 };
 
 const EXAMPLES: &str = "Examples:
   tidemill node recover s3://bucket/run-7 --keys ~/run-7.keys            list the files
   tidemill node recover s3://bucket/run-7 --keys ~/run-7.keys 'run/*.nc' --into /scratch/back
-  tidemill import BRIDGE/PATTERN /FOLDER                                    copy from the store into an array again
+  tidemill import BRIDGE/PATTERN /DIRECTORY                                    copy from the store into a cluster again
 
-The command reads stores of nodes with `--outside-as`, and needs neither the node nor an array. It lists the newest version of
+The command reads stores of nodes with `--outside-as`, and needs neither the node nor a cluster. It lists the newest version of
 each name. Files that were removed or renamed lately may be listed under their old names. Files that are not in packs are in the store
 under their names.";
 
@@ -40,8 +40,8 @@ pub(crate) struct Args {
     /// File with the keys of the store
     #[arg(long, value_name = "FILE")]
     keys: Option<PathBuf>,
-    /// Local folder to copy the files to, under their names. Existing files stay as they are
-    #[arg(long, value_name = "FOLDER")]
+    /// Local directory to copy the files to, under their names. Existing files stay as they are
+    #[arg(long, value_name = "DIRECTORY")]
     into: Option<PathBuf>,
 }
 
@@ -82,7 +82,7 @@ async fn contents(
     context: &Context,
 ) -> anyhow::Result<(Contents, u64)> {
     let (mut contents, mut unreadable) = (Contents::default(), 0);
-    let mut listed = bridge.list(FOLDER);
+    let mut listed = bridge.list(DIRECTORY);
     while let Some(listed) = listed.next().await? {
         let Listed::Object(pack) = listed else {
             continue;
@@ -109,7 +109,7 @@ fn newest(files: Vec<Recovered>) -> Vec<Recovered> {
     newest
 }
 
-/// Copies files into a folder. Returns whether all files were copied.
+/// Copies files into a directory. Returns whether all files were copied.
 async fn copy(
     contents: &Contents,
     far: &Arc<dyn Far>,
@@ -118,15 +118,15 @@ async fn copy(
 ) -> anyhow::Result<bool> {
     std::fs::create_dir_all(into).with_context(|| into.display().to_string())?;
     let into = std::path::absolute(into)?;
-    // By it, nothing outside of the folder is written, whatever names there are.
-    let folder = outside::open(&format!("file://{}", into.display()), None)?;
+    // By it, nothing outside of the directory is written, whatever names there are.
+    let directory = outside::open(&format!("file://{}", into.display()), None)?;
     let (mut copied, mut bytes, mut same, mut failed) = (0_u64, 0, 0_u64, 0_u64);
     for file in files {
-        if folder.stat(&file.name).await.is_ok() {
+        if directory.stat(&file.name).await.is_ok() {
             same += 1;
             continue;
         }
-        match copy_one(contents, far, file, &folder).await {
+        match copy_one(contents, far, file, &directory).await {
             Ok(()) => {
                 copied += 1;
                 bytes += file.size;
@@ -151,11 +151,11 @@ async fn copy_one(
     contents: &Contents,
     far: &Arc<dyn Far>,
     file: &Recovered,
-    folder: &Bridge,
+    directory: &Bridge,
 ) -> anyhow::Result<()> {
     let reading = contents.read(Arc::clone(far), file);
     let mut reading = reading.context("parts of the file are missing")?;
-    let mut writer = folder.write(&file.name).await?;
+    let mut writer = directory.write(&file.name).await?;
     loop {
         let next = match reading.next().await {
             Ok(Some(next)) => writer.write(next).await.map_err(anyhow::Error::from),

@@ -1,4 +1,4 @@
-//! `tidemill node remove`: a node is the array's no more.
+//! `tidemill node remove`: a node is the cluster's no more.
 
 use crate::context::Context;
 use crate::format;
@@ -11,9 +11,9 @@ const EXAMPLES: &str = "Examples:
   tidemill node drain 3 --wait && tidemill node remove 3
   tidemill node remove 3 --lose          its disk is lost: lose files that no other node has
 
-The number is not given again: the server refuses a node with it. The folder of the node stays as it is.";
+The number is not given again: the server refuses a node with it. The directory of the node stays as it is.";
 
-/// Remove a node from the array for good (root and the server's user only)
+/// Remove a node from the cluster for good (administrators only)
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -37,9 +37,9 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
         .into_inner()
         .files_lost;
     let text = match lost {
-        0 => format!("node {} is the array's no more", args.node),
+        0 => format!("node {} is the cluster's no more", args.node),
         lost => format!(
-            "node {} is the array's no more; {} lost: `tidemill status` names some",
+            "node {} is the cluster's no more; {} lost: `tidemill status` names some",
             args.node,
             format::count(lost, "file")
         ),

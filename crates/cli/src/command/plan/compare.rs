@@ -12,29 +12,29 @@ use tidemill_plan::sim::compare::compare;
 use tidemill_plan::sim::trace::Trace;
 
 const EXAMPLES: &str = "Examples:
-  tidemill plan compare 3                        job 3 of this array, with the times of the same run
+  tidemill plan compare 3                        job 3 of this cluster, with the times of the same run
   tidemill plan compare 4 --times-of 3           job 4 predicted by the times of job 3, a run of the same job
   tidemill plan compare wa.json --times-of rr.json
-  tidemill plan compare 3 --platform mine.ini    your description of this array instead of measurements";
+  tidemill plan compare 3 --platform mine.ini    your description of this cluster instead of measurements";
 
 /// Compare prediction and measurement of a job: makespan, bytes moved, every task
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Job of this array that has ended well, by its id, or the file of a trace
+    /// Job of this cluster that has ended well, by its id, or the file of a trace
     job: OsString,
     /// Another run of the same job, by id or file. Times of tasks and transfers are then from that run, and the prediction uses
     /// no measurement of this run
     #[arg(long, value_name = "JOB")]
     times_of: Option<OsString>,
-    /// Description of the array of the run. Its nodes have the ids of the run's nodes, from 0
+    /// Description of the cluster of the run. Its nodes have the ids of the run's nodes, from 0
     #[arg(long, value_name = "FILE")]
     platform: Option<PathBuf>,
     /// Speed of the host's cores relative to the nodes' cores, without --platform. A run whose policy did not use the host
     /// contains no measurement of it
     #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = speed, conflicts_with = "platform")]
     host_speed: f64,
-    /// Processors of the one machine that all nodes share, as in an array of `tidemill up`. The times should then be
+    /// Processors of the one machine that all nodes share, as in a cluster of `tidemill up`. The times should then be
     /// from a run that needed no more processors
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "platform")]
     processors: Option<u32>,

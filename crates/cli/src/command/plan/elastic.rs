@@ -8,14 +8,14 @@ use std::process::ExitCode;
 use tidemill_plan::sim::elastic::{Point, compare, known, quarters, table};
 
 const EXAMPLES: &str = "Examples:
-  tidemill plan elastic job.conf --costs costs.toml --platform array.ini    a quarter to all of its nodes awake
-  tidemill plan elastic montage.trace.json --platform array.ini --awake 1,2,3
-  tidemill --json plan elastic job.conf --costs costs.toml --platform array.ini | jq '.points[].best'
+  tidemill plan elastic job.conf --costs costs.toml --platform cluster.ini    a quarter to all of its nodes awake
+  tidemill plan elastic montage.trace.json --platform cluster.ini --awake 1,2,3
+  tidemill --json plan elastic job.conf --costs costs.toml --platform cluster.ini | jq '.points[].best'
 
 The platform has the power of nodes (power_busy, power_idle, power_suspended), their time to wake (wake), and the time after
 which idle nodes are suspended (suspend_after). docs/planning.md describes the model.";
 
-/// Simulate a job on an array with suspended nodes: with the awake nodes alone, with all, and with as many as pay
+/// Simulate a job on a cluster with suspended nodes: with the awake nodes alone, with all, and with as many as pay
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

@@ -10,12 +10,12 @@ use tidemill_plan::sim::{
     Placement, Platform, Simulation, Source, Workflow, job, source, wfformat,
 };
 
-/// Flags for the job, its array and the simulation.
+/// Flags for the job, its cluster and the simulation.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Of {
     /// Job script, trace (`tidemill jobs --export-trace`), or WfCommons workflow (WfFormat, JSON)
     job: PathBuf,
-    /// Description of the array, in the INI format of the AnalyzeThis paper [default: the array of the trace]
+    /// Description of the cluster, in the INI format of the AnalyzeThis paper [default: the cluster of the trace]
     #[arg(long, value_name = "FILE")]
     platform: Option<PathBuf>,
     /// TOML file with sizes and run times, which a job script does not have
@@ -75,7 +75,7 @@ impl Of {
         let platform = given
             .or_else(|| trace.as_ref().map(Trace::platform))
             .with_context(|| {
-                format!("no array to simulate {file} on: describe it with --platform FILE; start from examples/planning/array.ini")
+                format!("no cluster to simulate {file} on: describe it with --platform FILE; start from examples/planning/cluster.ini")
             })?;
         let usual = if trace.is_some() && self.platform.is_none() {
             Placement::Recorded

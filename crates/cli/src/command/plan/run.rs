@@ -1,4 +1,4 @@
-//! `tidemill plan run`: one job on one array, simulated.
+//! `tidemill plan run`: one job on one cluster, simulated.
 
 use super::job::{Of, write};
 use crate::context::Context;
@@ -8,16 +8,16 @@ use std::process::ExitCode;
 use tidemill_plan::sim::gantt;
 
 const EXAMPLES: &str = "Examples:
-  tidemill plan run job.conf --costs costs.toml --platform array.ini
-  tidemill plan run montage.trace.json --policy wa          the array of the trace, another policy
-  tidemill plan run montage.trace.json --platform big.ini   another array
-  tidemill plan run 1000genome.json --platform array.ini --placement random --seed 7
-  tidemill plan run job.conf --costs costs.toml --platform array.ini --tasks --gantt job.svg
+  tidemill plan run job.conf --costs costs.toml --platform cluster.ini
+  tidemill plan run montage.trace.json --policy wa          the cluster of the trace, another policy
+  tidemill plan run montage.trace.json --platform big.ini   another cluster
+  tidemill plan run 1000genome.json --platform cluster.ini --placement random --seed 7
+  tidemill plan run job.conf --costs costs.toml --platform cluster.ini --tasks --gantt job.svg
   tidemill --json plan run montage.trace.json | jq '.makespan_ns, .moved_bytes'
 
 examples/planning has a platform and costs to start from; docs/planning.md describes all settings.";
 
-/// Simulate a job on an array that need not exist: time, bytes moved, energy, and each task's course
+/// Simulate a job on a cluster that need not exist: time, bytes moved, energy, and each task's course
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

@@ -1,4 +1,4 @@
-//! `tidemill plan sweep`: one job on arrays of many shapes, as one table and one plot.
+//! `tidemill plan sweep`: one job on clusters of many shapes, as one table and one plot.
 
 use super::job::{Of, write};
 use crate::context::Context;
@@ -11,12 +11,12 @@ use tidemill_plan::sim::{CORES_MAX, NODES_MAX};
 
 const EXAMPLES: &str = "Examples:
   tidemill plan sweep montage.trace.json --plot fig10.svg     1 to 8 nodes of 1 to 12 cores, as in the paper
-  tidemill plan sweep job.conf --costs costs.toml --platform array.ini --nodes 1-4 --cores 1-4 --policy wa
+  tidemill plan sweep job.conf --costs costs.toml --platform cluster.ini --nodes 1-4 --cores 1-4 --policy wa
   tidemill --json plan sweep montage.trace.json | jq 'min_by(.makespan_ns)'
 
 All nodes are like the first node of the platform. The sweep varies their number and their cores.";
 
-/// Simulate a job on arrays of 1 to 8 nodes with 1 to 12 cores under several policies: one table, one plot
+/// Simulate a job on clusters of 1 to 8 nodes with 1 to 12 cores under several policies: one table, one plot
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     } else {
         args.policies.clone()
     };
-    // Where a trace recorded files may be on nodes that a smaller array lacks.
+    // Where a trace recorded files may be on nodes that a smaller cluster lacks.
     let placement = args.of.placement().unwrap_or(usual.placement);
     let shapes = Shapes {
         nodes: args.nodes.clone(),

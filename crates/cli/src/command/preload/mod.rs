@@ -1,4 +1,4 @@
-//! `tidemill preload`: runs a program that finds the array below a path, without a mount.
+//! `tidemill preload`: runs a program that finds the cluster below a path, without a mount.
 
 mod program;
 mod wait;
@@ -24,7 +24,7 @@ use tidemill_preload_api::{ASYNC_VARIABLE, DIRECTORY_VARIABLE, PREFIX_VARIABLE, 
 const EXAMPLES: &str = "Examples:
   tidemill preload -- ls -l /t
   tidemill preload --prefix /data -- python3 analyse.py /data/in.csv
-  tidemill preload -- bash                        a shell whose programs all find the array below /t
+  tidemill preload -- bash                        a shell whose programs all find the cluster below /t
   tidemill preload --async -- ./simulate /t/out   store closed files in the background
   tidemill preload --wait                         wait until all are stored; report files that failed, with exit code 1
   tidemill preload --serve --allow-other          as a service of root, for all users of this machine
@@ -53,11 +53,11 @@ const SOCKET_BYTES_MAX: usize = 107;
 /// Where the connection is that keeps the file system going, out of the way of those that programs count on.
 const KEPT_AT: i32 = 700;
 
-/// Run a program that finds the array below a path, without a mount
+/// Run a program that finds the cluster below a path, without a mount
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Path at which the program finds the array
+    /// Path at which the program finds the cluster
     #[arg(
         long,
         value_name = "PATH",
@@ -94,10 +94,10 @@ pub(crate) struct Args {
     /// With --serve: allow access to other users, too, with their own rights
     #[arg(long, requires = "serve")]
     allow_other: bool,
-    /// Folder of the file system's socket [default: one for each user and array]
-    #[arg(long, value_name = "DIR", env = "TIDEMILL_PRELOAD_FOLDER")]
-    folder: Option<PathBuf>,
-    /// Open files of nodes on this machine in their folders; false: all bytes by HTTP [default: true]
+    /// Directory of the file system's socket [default: one for each user and cluster]
+    #[arg(long, value_name = "DIR", env = "TIDEMILL_PRELOAD_DATA_DIR")]
+    data_dir: Option<PathBuf>,
+    /// Open files of nodes on this machine in their directories; false: all bytes by HTTP [default: true]
     #[arg(long, value_name = "BOOL", env = "TIDEMILL_PRELOAD_IN_PLACE")]
     in_place: Option<bool>,
     /// Path of the library [default: next to the binary, or in ../lib]
@@ -114,15 +114,15 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
     let prefix = checked_prefix(&args.prefix)?;
     let endpoint = absolute(context.endpoint()?);
-    let folders = folders(&args, &endpoint);
+    let directories = directories(&args, &endpoint);
     if args.serve {
-        let folder = folders.into_iter().next().context("no folder")?;
-        return serve(args, context, (endpoint, prefix), folder).await;
+        let directory = directories.into_iter().next().context("no directory")?;
+        return serve(args, context, (endpoint, prefix), directory).await;
     }
     if args.wait {
         return tokio::task::block_in_place(|| {
-            wait::run(context, &folders, |folder| {
-                start(&args, context, &endpoint, folder, IDLE_AFTER_WAIT)
+            wait::run(context, &directories, |directory| {
+                start(&args, context, &endpoint, directory, IDLE_AFTER_WAIT)
             })
         });
     }
@@ -134,12 +134,12 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     if !args.unchecked && !inside {
         Program::find(name)?.check()?;
     }
-    let (folder, kept) =
-        tokio::task::block_in_place(|| connected(&args, context, &endpoint, &folders))?;
-    let socket = preload::socket_in(&folder);
+    let (directory, kept) =
+        tokio::task::block_in_place(|| connected(&args, context, &endpoint, &directories))?;
+    let socket = preload::socket_in(&directory);
     ensure!(
         socket.as_os_str().len() <= SOCKET_BYTES_MAX,
-        "{} is too long for a socket: give a shorter --folder",
+        "{} is too long for a socket: give a shorter --data-dir",
         socket.display()
     );
     // Every program of this one has the connection, so that the file system does not end before them.
@@ -191,26 +191,26 @@ fn checked_prefix(prefix: &Path) -> anyhow::Result<PathBuf> {
 }
 
 /// Where a file system may be served: first where one of this user is.
-fn folders(args: &Args, endpoint: &Endpoint) -> Vec<PathBuf> {
-    if let Some(folder) = &args.folder {
-        return vec![folder.clone()];
+fn directories(args: &Args, endpoint: &Endpoint) -> Vec<PathBuf> {
+    if let Some(directory) = &args.data_dir {
+        return vec![directory.clone()];
     }
     let mut hasher = DefaultHasher::new();
     endpoint.to_string().hash(&mut hasher);
     args.in_place.hash(&mut hasher);
-    let array = format!("{:016x}", hasher.finish());
+    let cluster = format!("{:016x}", hasher.finish());
     let uid = rustix::process::geteuid();
-    let of_root = Path::new("/run/tidemill-preload").join(&array);
+    let of_root = Path::new("/run/tidemill-preload").join(&cluster);
     if uid.is_root() {
         return vec![of_root];
     }
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let runtime = runtime.filter(|folder| folder.is_absolute());
+    let runtime = runtime.filter(|directory| directory.is_absolute());
     let own = match runtime {
-        Some(folder) => folder.join("tidemill-preload"),
+        Some(directory) => directory.join("tidemill-preload"),
         None => PathBuf::from(format!("/tmp/tidemill-preload-{}", uid.as_raw())),
     };
-    vec![own.join(array), of_root]
+    vec![own.join(cluster), of_root]
 }
 
 /// The library, as an absolute path.
@@ -250,24 +250,24 @@ fn connected(
     args: &Args,
     context: &Context,
     endpoint: &Endpoint,
-    folders: &[PathBuf],
+    directories: &[PathBuf],
 ) -> anyhow::Result<(PathBuf, OwnedFd)> {
-    for folder in folders {
-        if owned_by_us_or_root(folder)
-            && let Ok(connection) = preload::connect(folder)
+    for directory in directories {
+        if owned_by_us_or_root(directory)
+            && let Ok(connection) = preload::connect(directory)
         {
-            return Ok((folder.clone(), connection));
+            return Ok((directory.clone(), connection));
         }
     }
-    let folder = folders.first().context("no folder")?;
-    let connection = start(args, context, endpoint, folder, IDLE)?;
-    Ok((folder.clone(), connection))
+    let directory = directories.first().context("no directory")?;
+    let connection = start(args, context, endpoint, directory, IDLE)?;
+    Ok((directory.clone(), connection))
 }
 
 /// Whether nobody else can have put a socket there.
-fn owned_by_us_or_root(folder: &Path) -> bool {
+fn owned_by_us_or_root(directory: &Path) -> bool {
     let own = rustix::process::geteuid().as_raw();
-    folder
+    directory
         .symlink_metadata()
         .is_ok_and(|stat| stat.is_dir() && [0, own].contains(&stat.uid()))
 }
@@ -277,21 +277,21 @@ fn start(
     args: &Args,
     context: &Context,
     endpoint: &Endpoint,
-    folder: &Path,
+    directory: &Path,
     idle: Duration,
 ) -> anyhow::Result<OwnedFd> {
     let mut how = std::fs::DirBuilder::new();
     std::os::unix::fs::DirBuilderExt::mode(how.recursive(true), 0o700);
-    how.create(folder)
-        .with_context(|| folder.display().to_string())?;
+    how.create(directory)
+        .with_context(|| directory.display().to_string())?;
     ensure!(
-        owned_by_us_or_root(folder),
-        "{} belongs to somebody else: choose another with --folder",
-        folder.display()
+        owned_by_us_or_root(directory),
+        "{} belongs to somebody else: choose another with --data-dir",
+        directory.display()
     );
     let until = Instant::now() + TOGETHER;
     loop {
-        let why = match start_once(args, context, endpoint, folder, idle)? {
+        let why = match start_once(args, context, endpoint, directory, idle)? {
             Ok(connection) => return Ok(connection),
             Err(why) => why,
         };
@@ -301,7 +301,7 @@ fn start(
         );
         for _ in 0..TOGETHER_LOOKS {
             std::thread::sleep(TOGETHER_PAUSE);
-            if let Ok(connection) = preload::connect(folder) {
+            if let Ok(connection) = preload::connect(directory) {
                 return Ok(connection);
             }
         }
@@ -313,15 +313,15 @@ fn start_once(
     args: &Args,
     context: &Context,
     endpoint: &Endpoint,
-    folder: &Path,
+    directory: &Path,
     idle: Duration,
 ) -> anyhow::Result<Result<OwnedFd, String>> {
-    let log = folder.join("log");
+    let log = directory.join("log");
     let mut how = std::fs::File::options();
     let opened = how.create(true).append(true).mode(0o600).open(&log);
     let file = opened.with_context(|| log.display().to_string())?;
     let began = file.metadata().map_or(0, |stat| stat.len());
-    let mut command = serving(args, context, endpoint, folder, idle)?;
+    let mut command = serving(args, context, endpoint, directory, idle)?;
     let mut child = command
         .stderr(file)
         .spawn()
@@ -332,11 +332,11 @@ fn start_once(
     }
     // Somebody else may have started one at the same time.
     let ready = line.trim() == READY;
-    match preload::connect(folder) {
+    match preload::connect(directory) {
         Ok(connection) => return Ok(Ok(connection)),
         Err(error) if ready => {
             return Err(error).with_context(|| {
-                format!("the file system in {} does not answer", folder.display())
+                format!("the file system in {} does not answer", directory.display())
             });
         }
         Err(_) => {}
@@ -348,12 +348,12 @@ fn start_once(
     Ok(Err(why.to_owned()))
 }
 
-/// Returns the command that serves a folder in the background. It keeps neither the terminal nor the working folder of the caller.
+/// Returns the command that serves a directory in the background. It keeps neither the terminal nor the working directory of the caller.
 fn serving(
     args: &Args,
     context: &Context,
     endpoint: &Endpoint,
-    folder: &Path,
+    directory: &Path,
     idle: Duration,
 ) -> anyhow::Result<Command> {
     let program = std::env::current_exe().context("where this program is")?;
@@ -368,8 +368,8 @@ fn serving(
         .arg(args.room.0.to_string())
         .arg("--prefix")
         .arg(&args.prefix)
-        .arg("--folder")
-        .arg(folder);
+        .arg("--data-dir")
+        .arg(directory);
     if let Some(in_place) = args.in_place {
         command.args(["--in-place", if in_place { "true" } else { "false" }]);
     }
@@ -386,7 +386,7 @@ async fn serve(
     args: Args,
     context: &Context,
     (endpoint, prefix): (Endpoint, PathBuf),
-    folder: PathBuf,
+    directory: PathBuf,
 ) -> anyhow::Result<ExitCode> {
     if args.idle.is_some() {
         preload::close_inherited();
@@ -395,8 +395,8 @@ async fn serve(
     }
     let credential = context.credential(&endpoint)?;
     if args.allow_other
-        && args.folder.is_none()
-        && let Some(all) = folder.parent()
+        && args.data_dir.is_none()
+        && let Some(all) = directory.parent()
     {
         // It may be there already, for root alone.
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o711);
@@ -407,7 +407,7 @@ async fn serve(
     let config = preload::Config {
         endpoint,
         credential,
-        folder,
+        directory,
         prefix,
         in_place: args.in_place.unwrap_or(true),
         allow_other: args.allow_other,

@@ -35,7 +35,7 @@ impl Program {
         }
         let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
         let found = std::env::split_paths(&path)
-            .map(|folder| folder.join(given))
+            .map(|directory| directory.join(given))
             .find(|path| {
                 path.metadata()
                     .is_ok_and(|stat| stat.is_file() && stat.mode() & 0o111 != 0)
@@ -61,7 +61,7 @@ impl Program {
         if stat.mode() & PRIVILEGES != 0 && stat.uid() != rustix::process::geteuid().as_raw() {
             bail!(
                 "{shown} runs with the rights of another user (set-user-id), so the system gives it no library of \
-                 yours: it would not find the array; run it on a mount"
+                 yours: it would not find the cluster; run it on a mount"
             );
         }
         let mut head = Vec::new();
@@ -118,18 +118,18 @@ impl Elf<'_> {
         if head[4] != 2 || head[5] != 1 || number(&head, 18, 2) != Some(native) {
             bail!(
                 "{shown} is for another kind of machine than this library (64 bits of this one): it would not find \
-                 the array; run it on a mount"
+                 the cluster; run it on a mount"
             );
         }
         if self.is_go(&head).unwrap_or(false) {
             bail!(
-                "{shown} is a Go program, which asks the system without the C library: it would not find the array; \
+                "{shown} is a Go program, which asks the system without the C library: it would not find the cluster; \
                  run it on a mount"
             );
         }
         match self.loader(&head) {
             None => bail!(
-                "{shown} is linked statically, so nothing can be loaded into it: it would not find the array; run it \
+                "{shown} is linked statically, so nothing can be loaded into it: it would not find the cluster; run it \
                  on a mount, or link it dynamically"
             ),
             Some(loader) if loader.contains("musl") => bail!(

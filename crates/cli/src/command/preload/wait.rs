@@ -17,17 +17,20 @@ use tidemill_mount::preload::{self, NotStored, Standing};
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(200);
 
-/// Waits for all file systems of these folders; one that has ended and left something is started by `start`.
+/// Waits for all file systems of these directories; one that has ended and left something is started by `start`.
 pub(super) fn run(
     context: &Context,
-    folders: &[PathBuf],
+    directories: &[PathBuf],
     start: impl Fn(&PathBuf) -> anyhow::Result<OwnedFd>,
 ) -> anyhow::Result<ExitCode> {
     let (mut failed, mut all) = (0, Vec::new());
-    for folder in folders.iter().filter(|folder| owned_by_us_or_root(folder)) {
-        let connection = match preload::connect(folder) {
+    for directory in directories
+        .iter()
+        .filter(|directory| owned_by_us_or_root(directory))
+    {
+        let connection = match preload::connect(directory) {
             Ok(connection) => connection,
-            Err(_) if preload::has_left(folder) => start(folder)?,
+            Err(_) if preload::has_left(directory) => start(directory)?,
             Err(_) => continue,
         };
         let standing = stored(&connection)?;

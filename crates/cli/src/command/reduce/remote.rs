@@ -1,10 +1,10 @@
-//! Reductions of files of the array: each node folds its own pieces, and the network carries only the results.
+//! Reductions of files of the cluster: each node folds its own pieces, and the network carries only the results.
 //!
 //! The client reads headers, indices of chunks and coordinates by ranges and decodes them. If a piece spans nodes, its bytes
 //! are sent to the node with most of the piece. The client folds fill values that nobody wrote.
 
 use super::{Put, expanded, having};
-use crate::command::variables::{ArrayFile, ArrayFolder};
+use crate::command::variables::{ClusterDirectory, ClusterFile};
 use crate::context::{Context, credentials};
 use crate::files;
 use crate::progress::Progress;
@@ -55,10 +55,10 @@ pub(super) async fn reduce(
         header: &headers[place],
         store: zips[place]
             .as_ref()
-            .map_or_else(|| opened[place].store(), |zip| Store::Folder(zip)),
+            .map_or_else(|| opened[place].store(), |zip| Store::Directory(zip)),
         bytes: match &opened[place] {
             Opened::File(file) => Some(file),
-            Opened::Folder(_) => None,
+            Opened::Directory(_) => None,
         },
     };
     let (places, mut notes) = having(query, (&names, &by_pattern), &headers);
@@ -80,7 +80,7 @@ pub(super) async fn reduce(
     Ok(Table { notes, ..table })
 }
 
-/// Returns the reduced files, as inputs of a job: the files of [`having`], folders with a trailing slash.
+/// Returns the reduced files, as inputs of a job: the files of [`having`], directories with a trailing slash.
 pub(super) async fn inputs(
     query: &Query,
     paths: &[String],
@@ -99,7 +99,7 @@ pub(super) async fn inputs(
         let name = path.text("a job")?;
         Ok(match &opened[place] {
             Opened::File(_) => name.to_owned(),
-            Opened::Folder(_) => format!("{name}/"),
+            Opened::Directory(_) => format!("{name}/"),
         })
     };
     places.into_iter().map(input).collect()
@@ -113,10 +113,10 @@ async fn opened<'a>(
     server: &'a Server,
     transfer: &'a Transfer,
 ) -> anyhow::Result<AllOpened<'a>> {
-    let list = |folder: &str| {
+    let list = |directory: &str| {
         let names = block_in_place(|| {
             Handle::current().block_on(async {
-                let ino = files::inode(server, path(folder)?).await?;
+                let ino = files::inode(server, path(directory)?).await?;
                 anyhow::Ok(files::list(server, ino).await?)
             })
         })?;
@@ -131,11 +131,11 @@ async fn opened<'a>(
         let attr = files::resolve(server, &path, true).await?.attr;
         opened.push(
             match attr.is_some_and(|attr| attr.kind() == v1::Kind::Directory) {
-                true => Opened::Folder(ArrayFolder::new(server, transfer, path)),
+                true => Opened::Directory(ClusterDirectory::new(server, transfer, path)),
                 false => {
                     let ranged = transfer.ranged(&path).await;
                     let ranged = ranged.with_context(|| name.clone())?;
-                    Opened::File(ArrayFile::new(ranged))
+                    Opened::File(ClusterFile::new(ranged))
                 }
             },
         );
@@ -157,22 +157,22 @@ async fn found(
     }
 }
 
-/// The path of the array that a text stands for.
+/// The path of the cluster that a text stands for.
 fn path(text: &str) -> anyhow::Result<files::Path> {
     files::path(super::path(text))
 }
 
-/// A file or folder of the array.
+/// A file or directory of the cluster.
 enum Opened<'a> {
-    File(ArrayFile<'a>),
-    Folder(ArrayFolder<'a>),
+    File(ClusterFile<'a>),
+    Directory(ClusterDirectory<'a>),
 }
 
 impl Opened<'_> {
     fn store(&self) -> Store<'_> {
         match self {
             Self::File(file) => Store::File(file),
-            Self::Folder(folder) => Store::Folder(folder),
+            Self::Directory(directory) => Store::Directory(directory),
         }
     }
 }
@@ -225,7 +225,7 @@ async fn folded<'a>(
 #[derive(Clone)]
 enum Of<'a> {
     File(Ranged<'a>),
-    Folder(&'a ArrayFolder<'a>),
+    Directory(&'a ClusterDirectory<'a>),
 }
 
 /// Pieces that one node folds.
@@ -239,7 +239,7 @@ struct Asked<'a> {
 
 #[derive(Default)]
 struct Pending {
-    /// The file in a folder.
+    /// The file in a directory.
     path: Option<String>,
     part: usize,
     items: Vec<Item>,
@@ -279,8 +279,10 @@ impl Asked<'_> {
         } = self;
         let mut ranged = match (of, &pending.path) {
             (Of::File(ranged), _) => ranged,
-            (Of::Folder(folder), path) => {
-                folder.ranged(path.as_deref().unwrap_or_default()).await?
+            (Of::Directory(directory), path) => {
+                directory
+                    .ranged(path.as_deref().unwrap_or_default())
+                    .await?
             }
         };
         if pending.path.is_some() {
@@ -411,12 +413,12 @@ impl<'a> Batches<'a> {
         let found =
             block_in_place(|| pieces(&file.variable, &file.selection, input.store, PIECE_BYTES));
         let (of, layout) = match opened {
-            Opened::File(array) => {
-                let ranged = array.ranged();
+            Opened::File(cluster) => {
+                let ranged = cluster.ranged();
                 let layout = ranged.layout().clone();
                 (Of::File(ranged), Some(layout))
             }
-            Opened::Folder(folder) => (Of::Folder(folder), None),
+            Opened::Directory(directory) => (Of::Directory(directory), None),
         };
         Ok(Self {
             pass,

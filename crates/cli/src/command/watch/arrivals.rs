@@ -51,7 +51,7 @@ pub(super) async fn follow(
         away = false;
         if reply.missed {
             context.note(format_args!(
-                "some of what came is not known any more: the array remembers a bounded number of arrivals"
+                "some of what came is not known any more: the cluster remembers a bounded number of arrivals"
             ));
         }
         for arrival in &reply.arrivals {

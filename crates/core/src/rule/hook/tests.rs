@@ -84,7 +84,7 @@ fn hook_reduces_mapped_parts_in_a_job_of_its_own() {
 }
 
 #[test]
-fn hook_results_may_be_in_another_folder() {
+fn hook_results_may_be_in_another_directory() {
     let spec = Spec {
         pattern: "/a/b \\?c/*/x.dat".into(),
         output: "/a/out/${round}".into(),
@@ -153,7 +153,7 @@ fn nonsense() -> Vec<(Spec, &'static str)> {
 const PAPER: &str = "
 <output.dat>
     op: func
-    lib_path: /users/username/folder/lib.so
+    lib_path: /users/username/directory/lib.so
     output: outputfile
     cache times: 3
 </output.dat>

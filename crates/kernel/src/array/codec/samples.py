@@ -32,7 +32,7 @@ def keep(codec, what, how, count, kind, stored):
 
 
 def by_hdf5(codec, what, how, count, kind, shape, filters):
-    with tempfile.TemporaryDirectory() as folder, h5py.File(f"{folder}/x.h5", "w") as file:
+    with tempfile.TemporaryDirectory() as directory, h5py.File(f"{directory}/x.h5", "w") as file:
         array = file.create_dataset("x", data=values(how, count, kind).reshape(shape), chunks=shape, **filters)
         mask, stored = array.id.read_direct_chunk((0,) * len(shape))
         if mask == 0:

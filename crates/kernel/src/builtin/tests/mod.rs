@@ -20,20 +20,20 @@ use super::*;
 
 /// Files of the parts of a series, one part in each.
 struct Files {
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
     names: Vec<String>,
 }
 
 fn files(parts: &[Vec<u8>]) -> Files {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let mut names = Vec::new();
     for (number, part) in parts.iter().enumerate() {
-        let path = folder.path().join(number.to_string());
+        let path = directory.path().join(number.to_string());
         fs::write(&path, part).unwrap();
         names.push(path.to_str().unwrap().to_owned());
     }
     Files {
-        _folder: folder,
+        _directory: directory,
         names,
     }
 }

@@ -116,7 +116,7 @@ impl Guest {
     fn new(module: BorrowedFd<'_>, outputs: &[String]) -> Result<Self, NativeError> {
         let engine = engine()?;
         let file = File::from(module.try_clone_to_owned().map_err(WasmError::Io)?);
-        // SAFETY: the node opened the file in a folder that only its own user can write to, and a compiler of its own wrote the file;
+        // SAFETY: the node opened the file in a directory that only its own user can write to, and a compiler of its own wrote the file;
         // no process changes it afterwards.
         let module = unsafe { Module::deserialize_open_file(&engine, file) };
         let module = module.map_err(|error| invalid(&error))?;

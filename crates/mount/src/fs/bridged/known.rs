@@ -104,7 +104,7 @@ impl Bridged {
     }
 }
 
-/// Whether a name can be the name of a folder, whatever its origin.
+/// Whether a name can be the name of a directory, whatever its origin.
 fn is_name(name: &str) -> bool {
     !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\0'])
 }

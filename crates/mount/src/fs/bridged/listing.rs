@@ -1,4 +1,4 @@
-//! Open folders of stores, read one page of names at a time, however many names exist (next: `mount/src/stores.rs`).
+//! Open directories of stores, read one page of names at a time, however many names exist (next: `mount/src/stores.rs`).
 
 use super::Bridged;
 use super::vnodes::Place;
@@ -38,7 +38,7 @@ impl Listing {
     }
 }
 
-/// A range of names, and their folder.
+/// A range of names, and their directory.
 #[derive(Debug)]
 pub(crate) struct Names {
     place: Place,
@@ -95,13 +95,13 @@ impl Bridged {
     }
 
     async fn page(&self, listing: &mut Listing) -> Result<(), Error> {
-        let Place::Folder(bridge, path) = &listing.place else {
+        let Place::Directory(bridge, path) = &listing.place else {
             let bridges = self.bridges().await?;
-            let folder = |name: &String| Entry {
+            let directory = |name: &String| Entry {
                 name: name.clone(),
-                seen: Seen::Folder,
+                seen: Seen::Directory,
             };
-            listing.here.extend(bridges.keys().map(folder));
+            listing.here.extend(bridges.keys().map(directory));
             listing.ended = true;
             return Ok(());
         };
@@ -125,11 +125,11 @@ impl Bridged {
     pub(crate) fn listed(&self, names: &Names, entry: &Entry) -> Option<Found> {
         let mut vnodes = self.vnodes.lock();
         match &names.place {
-            Place::Folder(bridge, path) => vnodes.listed((bridge, path), names.store, entry),
+            Place::Directory(bridge, path) => vnodes.listed((bridge, path), names.store, entry),
             _ => {
                 let whole = Entry {
                     name: String::new(),
-                    seen: Seen::Folder,
+                    seen: Seen::Directory,
                 };
                 vnodes.listed((&entry.name, ""), 0, &whole)
             }

@@ -1,4 +1,4 @@
-//! Stores outside of the array as folders, `/bridges/NAME/…`: read-only, for the mount's own user and root
+//! Stores outside of the cluster as directories, `/bridges/NAME/…`: read-only, for the mount's own user and root
 //! ([0061](../../../../../docs/decisions/0061-remotes-in-the-mount.md)). Requests are sent to the stores (next: `mount/src/stores.rs`).
 //!
 //! A version of a file is an inode of its own. So the kernel never uses cached pages of one version for another, whichever programs have
@@ -11,7 +11,7 @@
 //! | `known` | the list of bridges, and their stores |
 //! | `reading` | open files |
 //! | `blocks` | bytes that are kept, and requested once |
-//! | `listing` | open folders |
+//! | `listing` | open directories |
 
 mod known;
 mod listing;
@@ -34,8 +34,8 @@ use tidemill_client::blocks::Blocks;
 use tidemill_core::id::Inode;
 use vnodes::{Place, Vnodes};
 
-/// The folder's name in the root. A folder of the array with this name takes precedence.
-pub(crate) const FOLDER: &[u8] = b"bridges";
+/// The directory's name in the root. A directory of the cluster with this name takes precedence.
+pub(crate) const DIRECTORY: &[u8] = b"bridges";
 /// Time for which names, sizes and times of stores are cached.
 pub(crate) const TTL: Duration = Duration::from_secs(5);
 /// Longest name of a file, in bytes.
@@ -119,7 +119,7 @@ impl Bridged {
         answer.map_err(|failure| outside(&failure, name, path))
     }
 
-    /// Returns the folder of all bridges, if any bridge exists.
+    /// Returns the directory of all bridges, if any bridge exists.
     async fn top(&self, caller: Caller) -> Result<Found, Error> {
         if self.bridges().await?.is_empty() {
             return Err(Errno::NOENT.into());
@@ -128,12 +128,12 @@ impl Bridged {
             return Err(Errno::LOOP.into());
         }
         let mut found = self.vnodes.lock().hold(&Place::Top, None);
-        // A folder of the array may have the name by now, and access is checked each time.
+        // A directory of the cluster may have the name by now, and access is checked each time.
         found.ttl = Duration::ZERO;
         Ok(found)
     }
 
-    /// Looks up a name in a folder.
+    /// Looks up a name in a directory.
     pub(crate) async fn lookup(
         &self,
         caller: Caller,
@@ -153,10 +153,10 @@ impl Bridged {
             Place::Top => {
                 let known = self.bridges().await?;
                 known.get(name).ok_or(Errno::NOENT)?;
-                let place = Place::Folder(name.to_owned(), String::new());
+                let place = Place::Directory(name.to_owned(), String::new());
                 return Ok(self.vnodes.lock().hold(&place, None));
             }
-            Place::Folder(bridge, path) => (bridge, join(&path, name)),
+            Place::Directory(bridge, path) => (bridge, join(&path, name)),
             Place::File(_) => return Err(Errno::NOTDIR.into()),
         };
         let store = self.store(&bridge).await?;
@@ -188,10 +188,10 @@ fn outside(failure: &Failure, name: &str, path: &str) -> Error {
     }
 }
 
-fn join(folder: &str, name: &str) -> String {
-    match folder {
+fn join(directory: &str, name: &str) -> String {
+    match directory {
         "" => name.to_owned(),
-        folder => format!("{folder}/{name}"),
+        directory => format!("{directory}/{name}"),
     }
 }
 
@@ -204,7 +204,7 @@ impl Fs {
         }
     }
 
-    /// Looks up a name of the root. The folder of bridges exists if the array has no folder of that name.
+    /// Looks up a name of the root. The directory of bridges exists if the cluster has no directory of that name.
     pub(crate) fn lookup_at_root(
         &self,
         caller: Caller,
@@ -215,7 +215,7 @@ impl Fs {
             self.lookup(caller, Inode::ROOT.0, name, pace),
             self.bridged.get(),
         ) {
-            (Err(error), Some(bridged)) if name == FOLDER && error.is(Errno::NOENT) => {
+            (Err(error), Some(bridged)) if name == DIRECTORY && error.is(Errno::NOENT) => {
                 pace.wait()?;
                 self.backend.runtime.block_on(bridged.top(caller))
             }

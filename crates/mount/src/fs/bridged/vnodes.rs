@@ -15,7 +15,7 @@ pub(super) const BRIDGED: u64 = 1 << 62;
 /// Maximum number of inodes that listings alone create; beyond that, the kernel asks for each name.
 const LISTED_MAX: usize = 65_536;
 /// Mode bits: a user with access may try to write, and gets an error.
-const FOLDER_MODE: u32 = 0o700;
+const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
 /// Version of a file of a store.
@@ -31,10 +31,10 @@ pub(super) struct Version {
 /// Meaning of an inode.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Place {
-    /// The folder of all bridges.
+    /// The directory of all bridges.
     Top,
-    /// Name of a bridge, and path of a folder in its store.
-    Folder(String, String),
+    /// Name of a bridge, and path of a directory in its store.
+    Directory(String, String),
     /// A present or former file.
     File(Version),
 }
@@ -103,8 +103,8 @@ impl Vnodes {
     /// Returns the inode of the content found at a path.
     pub(super) fn found(&mut self, bridge: &str, path: &str, store: u64, seen: Seen) -> Found {
         match seen {
-            Seen::Folder => {
-                let place = Place::Folder(bridge.to_owned(), path.to_owned());
+            Seen::Directory => {
+                let place = Place::Directory(bridge.to_owned(), path.to_owned());
                 self.hold(&place, None)
             }
             Seen::File(content) => {
@@ -122,11 +122,11 @@ impl Vnodes {
     /// Returns the inode of a listed name; `None`: the kernel has to ask for the name, as too many inodes are known.
     pub(super) fn listed(
         &mut self,
-        (bridge, folder): (&str, &str),
+        (bridge, directory): (&str, &str),
         store: u64,
         entry: &Entry,
     ) -> Option<Found> {
-        let path = join(folder, &entry.name);
+        let path = join(directory, &entry.name);
         (self.all.len() < LISTED_MAX).then(|| self.found(bridge, &path, store, entry.seen.clone()))
     }
 
@@ -152,7 +152,7 @@ fn shown(number: u64, content: Option<&Content>) -> Found {
     let size = content.map_or(0, |content| content.size);
     let (kind, mode) = match content {
         Some(_) => (Kind::File, FILE_MODE),
-        None => (Kind::Directory, FOLDER_MODE),
+        None => (Kind::Directory, DIRECTORY_MODE),
     };
     let attr = Attr {
         ino: number,

@@ -1,4 +1,4 @@
-//! Arriving files, for programs that only know the array's mount: `<user>/arrivals`. A write to the file is a question, and a read waits
+//! Arriving files, for programs that only know the cluster's mount: `<user>/arrivals`. A write to the file is a question, and a read waits
 //! for the answer, which the server gives (next: `server/src`). Labels that wait for files use it.
 //!
 //! A question is one write: the maximum number of arrivals (0: as many as fit), a cursor (empty: the answer is the present cursor) and a

@@ -1,4 +1,4 @@
-//! The control folder `.tidemill` at the root of the mount, like `/proc` for jobs (AnalyzeThis §3.3). It asks the server (next:
+//! The control directory `.tidemill` at the root of the mount, like `/proc` for jobs (AnalyzeThis §3.3). It asks the server (next:
 //! `server/src`).
 //!
 //! | path | purpose |
@@ -15,7 +15,7 @@
 //! | `status` | this mount: closed files that are not sealed yet |
 //! | `lineage/<path>` | inputs of that file, and files that were made from it |
 //!
-//! A user's folder is for that user only. `.analyzethis` is a link to the folder. Neither is listed in the root, so that a copy of the tree
+//! A user's directory is for that user only. `.analyzethis` is a link to the directory. Neither is listed in the root, so that a copy of the tree
 //! does not contain them.
 
 mod arrivals;
@@ -38,7 +38,7 @@ use tidemill_client::{Error as ClientError, users};
 use tidemill_core::id::Inode;
 use tidemill_core::rule::hook::Spec;
 use tidemill_core::shown;
-use tidemill_wire::control::{FOLDER, LINK};
+use tidemill_wire::control::{DIRECTORY, LINK};
 use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as Answer};
 
 /// Time for which the kernel caches attributes of special files.
@@ -49,7 +49,7 @@ const QUESTION: &str = "question-";
 /// One of the mount's own files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Special {
-    Folder,
+    Directory,
     Link,
     User(u32),
     /// A file that takes lines.
@@ -78,7 +78,7 @@ enum Order {
     Cancel,
 }
 
-/// State of the control folder.
+/// State of the control directory.
 #[derive(Debug, Default)]
 pub(crate) struct Control {
     numbers: Mutex<Numbers>,
@@ -163,7 +163,7 @@ impl Control {
             ctime: super::remote::now_ns(),
             atime: super::remote::now_ns(),
             size: if special == Special::Link {
-                FOLDER.len() as u64
+                DIRECTORY.len() as u64
             } else {
                 0
             },
@@ -179,10 +179,10 @@ impl Control {
         }
     }
 
-    /// Returns the control folder or the link to it, if that is the name of one.
+    /// Returns the control directory or the link to it, if that is the name of one.
     pub(crate) fn at_root(&self, name: &[u8]) -> Option<Found> {
         match name {
-            FOLDER => Some(self.found(Special::Folder)),
+            DIRECTORY => Some(self.found(Special::Directory)),
             LINK => Some(self.found(Special::Link)),
             _ => None,
         }
@@ -192,7 +192,7 @@ impl Control {
 impl Special {
     fn looks(self) -> (Kind, u32, u32) {
         match self {
-            Self::Folder | Self::Nodes | Self::Node(_) | Self::Lineage(_) => {
+            Self::Directory | Self::Nodes | Self::Node(_) | Self::Lineage(_) => {
                 (Kind::Directory, 0o555, 0)
             }
             Self::Link => (Kind::Symlink, 0o777, 0),
@@ -222,7 +222,7 @@ impl Fs {
         let text = std::str::from_utf8(name).ok();
         let special = match parent {
             _ if name == b"." => Some(parent),
-            Special::Folder => match text {
+            Special::Directory => match text {
                 Some("status") => Some(Special::Status),
                 Some("hooks") => Some(Special::Hooks),
                 Some("nodes") => Some(Special::Nodes),
@@ -339,7 +339,7 @@ impl Fs {
 
     pub(crate) fn control_readlink(&self, number: u64) -> Result<Vec<u8>, Error> {
         match self.control.special(number)? {
-            Special::Link => Ok(FOLDER.to_vec()),
+            Special::Link => Ok(DIRECTORY.to_vec()),
             _ => Err(Errno::INVAL.into()),
         }
     }
@@ -353,7 +353,7 @@ impl Fs {
     ) -> Result<Vec<Entry>, Error> {
         let named = |name: String, special| (name.into_bytes(), self.control.found(special));
         Ok(match self.control.special(number)? {
-            Special::Folder => {
+            Special::Directory => {
                 let seen = {
                     let mut seen = self.control.users.lock();
                     seen.insert(caller.uid);

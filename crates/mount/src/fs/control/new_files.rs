@@ -38,7 +38,7 @@ const LANES: usize = 8;
 /// One file of a call.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NewFile<'a> {
-    folder: u64,
+    directory: u64,
     mode: u32,
     name: &'a [u8],
     data: &'a [u8],
@@ -80,7 +80,7 @@ pub(super) fn parse(mut bytes: &[u8]) -> Option<Vec<NewFile<'_>>> {
         let (name, data) = (usize::try_from(name).ok()?, usize::try_from(data).ok()?);
         (mode & !MODES == 0 && data <= DATA_BYTES_MAX).then_some(())?;
         files.push(NewFile {
-            folder: u64::from(low) | u64::from(high) << 32,
+            directory: u64::from(low) | u64::from(high) << 32,
             mode,
             name: take(bytes, name)?,
             data: take(bytes, data)?,
@@ -93,7 +93,10 @@ impl Fs {
     /// Creates files, writes and closes them. Returns the errno of each file, 0 for success.
     pub(super) fn make_files(&self, opener: &Opener, files: &[NewFile<'_>]) -> Vec<i32> {
         let (caller, time) = (opener.caller(), now_ns());
-        let names: Vec<_> = files.iter().map(|file| (file.folder, file.name)).collect();
+        let names: Vec<_> = files
+            .iter()
+            .map(|file| (file.directory, file.name))
+            .collect();
         let mut outcomes = vec![Errno::AGAIN.raw_os_error(); files.len()];
         if !self.sealer.wait_below(UNSEALED_MAX, patience::deadline()) {
             return outcomes;
@@ -122,11 +125,11 @@ impl Fs {
         for (made, object) in done {
             self.close_made(caller, &made.vnode, object);
         }
-        let folders: BTreeSet<u64> = made.iter().map(|made| made.file.folder).collect();
-        for folder in folders {
-            self.touched(folder, time, 0);
+        let directories: BTreeSet<u64> = made.iter().map(|made| made.file.directory).collect();
+        for directory in directories {
+            self.touched(directory, time, 0);
             // The kernel did not create these names itself.
-            self.forget_attributes(folder);
+            self.forget_attributes(directory);
         }
         for made in &made {
             self.table.let_go(made.vnode.ino, 1);
@@ -201,14 +204,14 @@ impl Fs {
         file: &NewFile<'_>,
         (time, here): (i64, &[u32]),
     ) -> Result<Op, Error> {
-        check_change(file.folder, file.name, Errno::EXIST)?;
-        let folder = Key::unpack(file.folder);
-        if folder.is_special() || folder.alias != 0 || folder.ino == 0 {
+        check_change(file.directory, file.name, Errno::EXIST)?;
+        let directory = Key::unpack(file.directory);
+        if directory.is_special() || directory.alias != 0 || directory.ino == 0 {
             return Err(Errno::PERM.into());
         }
         let (ino, object) = self.backend.ids()?;
         Ok(Op::Create(v1::Create {
-            parent: file.folder,
+            parent: file.directory,
             name: file.name.to_vec(),
             kind: Kind::File.into(),
             mode: file.mode,
@@ -315,8 +318,8 @@ mod tests {
         let mut put = |number: usize| call.extend(u32::try_from(number).unwrap().to_le_bytes());
         put(1);
         put(files.len());
-        for (folder, mode, name, data) in files {
-            call.extend(folder.to_le_bytes());
+        for (directory, mode, name, data) in files {
+            call.extend(directory.to_le_bytes());
             for number in [*mode as usize, name.len(), data.len()] {
                 call.extend(u32::try_from(number).unwrap().to_le_bytes());
             }
@@ -330,7 +333,7 @@ mod tests {
     fn malformed_new_files_call_is_refused_whole() {
         let good = call(&[(1, 0o644, b"a", b"bytes"), (1 << 40, 0o600, b"b", b"")]);
         let files = parse(&good).unwrap();
-        assert_eq!((files[1].folder, files[1].name), (1 << 40, &b"b"[..]));
+        assert_eq!((files[1].directory, files[1].name), (1 << 40, &b"b"[..]));
         assert_eq!((files[0].mode, files[0].data), (0o644, &b"bytes"[..]));
         for length in 0..good.len() {
             assert!(parse(&good[..length]).is_none(), "cut at {length}");

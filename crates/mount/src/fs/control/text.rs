@@ -1,4 +1,4 @@
-//! Text of the files of the control folder, for users and simple scripts.
+//! Text of the files of the control directory, for users and simple scripts.
 
 use std::fmt::Write as _;
 use tidemill_core::id::ObjectId;
@@ -104,7 +104,7 @@ pub(super) fn node_status(node: &v1::Node) -> String {
         if node.up { "up" } else { "down" }
     );
     let _ = writeln!(text, "url            {}", node.url);
-    let _ = writeln!(text, "folder         {}", node.folder);
+    let _ = writeln!(text, "directory         {}", node.directory);
     let _ = writeln!(text, "cores          {}", node.cores);
     let _ = writeln!(text, "memory         {} bytes", node.memory_bytes);
     for (name, amount) in &node.resources {

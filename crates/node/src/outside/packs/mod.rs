@@ -39,8 +39,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Folder of packs, relative to the store.
-pub const FOLDER: &str = ".tidemill-packs";
+/// Directory of packs, relative to the store.
+pub const DIRECTORY: &str = ".tidemill-packs";
 
 /// Format of files in the external store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]

@@ -5,7 +5,7 @@ use super::super::settling::key;
 use super::super::{Failure, Far as _, Outside, Over, Placed};
 use super::format::{self, CHUNK_BYTES_MAX, Hash, PART_CHUNKS_MAX, Pack, Part};
 use super::rows::{self, NewPart, Noted, PackId};
-use super::{FOLDER, reading};
+use super::{DIRECTORY, reading};
 use crate::store::{Named, Opened, Store as _, StoreError};
 use crate::task::now;
 use bytes::Bytes;
@@ -423,7 +423,7 @@ fn nonce() -> Result<[u8; format::NONCE_BYTES], Trouble> {
 /// Returns the path of a pack.
 fn path(nonce: &[u8; format::NONCE_BYTES]) -> String {
     let name = u128::from_be_bytes(*nonce);
-    format!("{FOLDER}/{:02x}/{name:032x}", nonce[0])
+    format!("{DIRECTORY}/{:02x}/{name:032x}", nonce[0])
 }
 
 /// Cuts an object into chunks, one after the other.

@@ -21,7 +21,7 @@ fn noise(seed: u64, bytes: usize) -> Vec<u8> {
 
 fn packs(bench: &Bench) -> Vec<String> {
     let mut names = bench.far.names();
-    names.retain(|name| name.starts_with(FOLDER));
+    names.retain(|name| name.starts_with(DIRECTORY));
     names
 }
 
@@ -96,7 +96,7 @@ fn known_chunks_are_not_resent_and_read_like_file() {
             .far
             .names()
             .iter()
-            .all(|name| name.starts_with(FOLDER))
+            .all(|name| name.starts_with(DIRECTORY))
     );
     // The versions are of another user; one has some more bytes in its middle.
     let mut changed = large.clone();

@@ -1,5 +1,5 @@
 //! Suspended nodes in the simulation: decides which nodes are suspended or resumed, and when. The decisions are those of
-//! `tidemill_core::elastic`, as in a running array, based on the demand that the dispatcher reports. The checks are as frequent as those of
+//! `tidemill_core::elastic`, as in a running cluster, based on the demand that the dispatcher reports. The checks are as frequent as those of
 //! a server.
 
 use super::{Engine, Wake, id_of, node_at, view};
@@ -70,7 +70,7 @@ impl Night {
         let awake = platform.nodes.len().saturating_sub(platform.asleep);
         let beds = platform.nodes.iter().enumerate();
         let beds = beds.map(|(index, node)| {
-            // Time to resume that a running array has learned.
+            // Time to resume that a running cluster has learned.
             let wakes = Wakes {
                 count: 1,
                 total_ns: node.wake.0,
@@ -249,7 +249,7 @@ impl Engine<'_> {
         chosen.map(|&(_, index)| index).collect()
     }
 
-    /// Work is core time, as in a running array.
+    /// Work is core time, as in a running cluster.
     fn worker(&self, index: usize, wake: Span) -> Worker {
         let node = node_at(self.platform, index);
         let milli = |watts: f64| whole(watts * 1000.0);

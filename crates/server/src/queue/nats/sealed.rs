@@ -16,12 +16,12 @@ const VERSION: u8 = 1;
 const HEAD: usize = 1 + blake3::OUT_LEN;
 const CONTEXT: &str = "tidemill 2026-11-25 labels in a queue";
 
-/// Key with which an array's labels are sealed.
+/// Key with which a cluster's labels are sealed.
 #[derive(Clone)]
 pub(super) struct Seal([u8; blake3::KEY_LEN]);
 
 impl Seal {
-    /// Derives the array's key from a key that only its daemons know.
+    /// Derives the cluster's key from a key that only its daemons know.
     pub(super) fn new(key: &[u8]) -> Self {
         Self(blake3::derive_key(CONTEXT, key))
     }

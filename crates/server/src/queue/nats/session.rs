@@ -33,11 +33,11 @@ const ACK: &[u8] = b"+ACK";
 
 impl Place {
     fn stream(&self) -> String {
-        format!("TIDEMILL-{:016x}", self.array)
+        format!("TIDEMILL-{:016x}", self.cluster)
     }
 
     fn subject(&self, node: &dyn Display) -> String {
-        format!("tidemill.{:016x}.{node}", self.array)
+        format!("tidemill.{:016x}.{node}", self.cluster)
     }
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Session {
     client: Client,
     context: Context,
     consumer: Consumer<pull::Config>,
-    /// Number of messages that were no labels of this array, and the subject of one, until they are logged.
+    /// Number of messages that were no labels of this cluster, and the subject of one, until they are logged.
     foreign: (u64, String),
 }
 
@@ -156,7 +156,7 @@ impl Session {
             tracing::warn!(
                 messages,
                 subject,
-                "a message that is not a label of this array was removed from its queue"
+                "a message that is not a label of this cluster was removed from its queue"
             );
         }
     }
@@ -250,7 +250,7 @@ impl Session {
 
 async fn connect(place: &Place) -> Result<Client, Failed> {
     let mut options = ConnectOptions::new()
-        .name(format!("tidemill array {:016x}", place.array))
+        .name(format!("tidemill cluster {:016x}", place.cluster))
         .connection_timeout(ANSWER)
         .request_timeout(Some(ANSWER));
     options = match place.address.secret() {
@@ -264,12 +264,12 @@ async fn connect(place: &Place) -> Result<Client, Failed> {
     options.connect(servers).await.map_err(failed("connecting"))
 }
 
-/// Returns the array's stream, which is created if it is missing.
+/// Returns the cluster's stream, which is created if it is missing.
 async fn find_stream(place: &Place, context: &Context) -> Result<Stream, Failed> {
     let wanted = stream::Config {
         name: place.stream(),
         description: Some(
-            "labels of a Tidemill array; each is removed when its end is known".into(),
+            "labels of a Tidemill cluster; each is removed when its end is known".into(),
         ),
         subjects: vec![place.subject(&'*')],
         retention: RetentionPolicy::WorkQueue,

@@ -1,4 +1,4 @@
-//! The files of a bound folder: entries, and new versions of files. Links are never followed: folders are opened one
+//! The files of a bound directory: entries, and new versions of files. Links are never followed: directories are opened one
 //! by one.
 
 use super::super::outside::placed;
@@ -8,18 +8,18 @@ use tidemill_bridge::{Bridge, Object};
 use tidemill_client::placed::Spot;
 use tidemill_client::transfer::Transfer;
 use tidemill_client::{Error, Server};
-use tidemill_core::follow::{self, Passed, Seen, Step, There, folder_mode};
+use tidemill_core::follow::{self, Passed, Seen, Step, There, directory_mode};
 use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_node::outside::{Follower, Placed};
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
-/// Folders whose numbers are remembered.
-const FOLDERS_MAX: usize = 10_000;
+/// Directories whose numbers are remembered.
+const DIRECTORIES_MAX: usize = 10_000;
 /// Longest name of a file, in bytes.
 const NAME_BYTES_MAX: usize = 255;
-/// What names of the array's own begin with.
+/// What names of the cluster's own begin with.
 const OWN: &str = ".tidemill-";
-/// The attribute that places new files of a folder on a node.
+/// The attribute that places new files of a directory on a node.
 const NODE: &[u8] = b"user.tidemill.node";
 
 /// What became of a file of the store.
@@ -31,7 +31,7 @@ pub(super) enum Done {
     Own,
     /// It could not be decided.
     Later,
-    /// It is no file of the folder, and why.
+    /// It is no file of the directory, and why.
     Passed(String),
 }
 
@@ -44,11 +44,11 @@ pub(super) struct Files {
     binding: v1::Binding,
     known: Follower,
     bridge: Bridge,
-    folders: Mutex<HashMap<String, u64>>,
+    directories: Mutex<HashMap<String, u64>>,
 }
 
-/// A folder, or that there can't be one.
-enum Folder {
+/// A directory, or that there can't be one.
+enum Directory {
     Is(u64),
     No(&'static str),
     Later,
@@ -84,7 +84,7 @@ impl Files {
             binding,
             known,
             bridge,
-            folders: Mutex::default(),
+            directories: Mutex::default(),
         }
     }
 
@@ -92,12 +92,12 @@ impl Files {
         self.server.one(&root(), op).await
     }
 
-    /// Makes sure that the folder exists and that, unless the bridge is read-only, new files in it are sent to the store.
+    /// Makes sure that the directory exists and that, unless the bridge is read-only, new files in it are sent to the store.
     pub(super) async fn begin(&self, writes: bool) -> anyhow::Result<()> {
-        let Folder::Is(ino) = self.folder("").await? else {
+        let Directory::Is(ino) = self.directory("").await? else {
             anyhow::bail!(
-                "{} is not a folder: remove the file, or unbind the bridge",
-                self.binding.folder
+                "{} is not a directory: remove the file, or unbind the bridge",
+                self.binding.directory
             );
         };
         if !writes {
@@ -123,7 +123,7 @@ impl Files {
         Ok(())
     }
 
-    /// Returns the entry of a name in a folder.
+    /// Returns the entry of a name in a directory.
     async fn look_up(&self, parent: u64, name: &str) -> Result<Option<v1::Attr>, Error> {
         let lookup = v1::Lookup {
             parent,
@@ -137,40 +137,40 @@ impl Files {
         }
     }
 
-    /// A folder below the bound one, which is made if it is not there.
-    async fn folder(&self, path: &str) -> Result<Folder, Error> {
-        if let Some(&ino) = self.folders.lock().get(path) {
-            return Ok(Folder::Is(ino));
+    /// A directory below the bound one, which is made if it is not there.
+    async fn directory(&self, path: &str) -> Result<Directory, Error> {
+        if let Some(&ino) = self.directories.lock().get(path) {
+            return Ok(Directory::Is(ino));
         }
         let mut ino = tidemill_core::id::Inode::ROOT.0;
-        let above = self.binding.folder.split('/').chain(path.split('/'));
+        let above = self.binding.directory.split('/').chain(path.split('/'));
         for name in above.filter(|name| !name.is_empty()) {
             let found = match self.look_up(ino, name).await? {
                 Some(attr) if attr.kind() == Kind::Directory => Some(attr.ino),
-                Some(_) => return Ok(Folder::No("what is there above it is no folder")),
-                None => self.make_folder(ino, name).await?,
+                Some(_) => return Ok(Directory::No("what is there above it is no directory")),
+                None => self.make_directory(ino, name).await?,
             };
             match found {
                 Some(found) => ino = found,
-                None => return Ok(Folder::Later),
+                None => return Ok(Directory::Later),
             }
         }
-        let mut folders = self.folders.lock();
-        if folders.len() >= FOLDERS_MAX {
-            folders.clear();
+        let mut directories = self.directories.lock();
+        if directories.len() >= DIRECTORIES_MAX {
+            directories.clear();
         }
-        folders.insert(path.to_owned(), ino);
-        Ok(Folder::Is(ino))
+        directories.insert(path.to_owned(), ino);
+        Ok(Directory::Is(ino))
     }
 
-    async fn make_folder(&self, parent: u64, name: &str) -> Result<Option<u64>, Error> {
+    async fn make_directory(&self, parent: u64, name: &str) -> Result<Option<u64>, Error> {
         let (ino, _) = self.server.reserve(1, 0).await?;
         let binding = &self.binding;
         let create = v1::Create {
             parent,
             name: name.as_bytes().to_vec(),
             kind: Kind::Directory.into(),
-            mode: folder_mode(binding.mode),
+            mode: directory_mode(binding.mode),
             ino: ino.0,
             uid: binding.uid,
             gid: binding.gid,
@@ -179,7 +179,7 @@ impl Files {
         match self.one(Op::Create(create)).await {
             Ok(Answer::Entry(entry)) => Ok(entry.attr.map(|attr| attr.ino)),
             Ok(_) => Err(Error::Answer("Create")),
-            // Another file of this folder was quicker.
+            // Another file of this directory was quicker.
             Err(error) if error.is(rustix::io::Errno::EXIST) => Ok(self
                 .look_up(parent, name)
                 .await?
@@ -190,7 +190,7 @@ impl Files {
         }
     }
 
-    /// Applies a step to the folder: makes the file or version of an object, unless that is not wanted any more.
+    /// Applies a step to the directory: makes the file or version of an object, unless that is not wanted any more.
     pub(super) async fn take(
         &self,
         name: &str,
@@ -213,12 +213,12 @@ impl Files {
         };
         seen.before.extend(noted);
         let (above, last) = name.rsplit_once('/').unwrap_or(("", name));
-        let parent = match self.folder(above).await? {
-            Folder::Is(ino) => ino,
-            Folder::No(why) => {
+        let parent = match self.directory(above).await? {
+            Directory::Is(ino) => ino,
+            Directory::No(why) => {
                 return Ok(seen.ours.map_or(Done::Passed(why.to_owned()), Done::Is));
             }
-            Folder::Later => return Ok(Done::Later),
+            Directory::Later => return Ok(Done::Later),
         };
         let attr = self.look_up(parent, last).await?;
         let there = self.there(attr.as_ref());
@@ -236,13 +236,13 @@ impl Files {
             Step::Make => None,
             Step::Next(before) => attr.map(|attr| (attr.ino, before)),
         };
-        let path = format!("{}/{name}", self.binding.folder);
+        let path = format!("{}/{name}", self.binding.directory);
         let made = self.make((parent, last), &path, (over, placed)).await;
         match made {
             Ok(Some(object)) => Ok(Done::Is(object)),
             Ok(None) => {
-                // A remembered folder may have been deleted.
-                self.folders.lock().clear();
+                // A remembered directory may have been deleted.
+                self.directories.lock().clear();
                 Ok(Done::Later)
             }
             // A bad name does not prevent the other files.
@@ -264,7 +264,7 @@ impl Files {
             return There::Nothing;
         };
         match attr.kind() {
-            Kind::Directory => There::Folder,
+            Kind::Directory => There::Directory,
             Kind::File => {
                 let object = ObjectId(attr.object);
                 There::File {
@@ -308,10 +308,10 @@ impl Files {
 
 fn said(why: Passed) -> &'static str {
     match why {
-        Passed::Folder => "a folder has its name in the array",
-        Passed::Other => "what has its name in the array is no file",
+        Passed::Directory => "a directory has its name in the cluster",
+        Passed::Other => "what has its name in the cluster is no file",
         Passed::Both => {
-            "it was written in the array, too: the folder has that, and the store what it had"
+            "it was written in the cluster, too: the directory has that, and the store what it had"
         }
     }
 }

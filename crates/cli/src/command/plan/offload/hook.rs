@@ -1,5 +1,5 @@
 //! `tidemill plan offload --hook`: can the burst tier map a burst before the next burst comes? The equations are in
-//! `tidemill_plan::advisor::hook`; this module looks up numbers, flags first, then the calibration, then the array's records.
+//! `tidemill_plan::advisor::hook`; this module looks up numbers, flags first, then the calibration, then the cluster's records.
 
 use super::known::nanos;
 use super::{Args, per_second, size};
@@ -67,10 +67,10 @@ pub(super) struct HookArgs {
     room: Option<Size>,
 }
 
-/// The tier as the array knows it.
+/// The tier as the cluster knows it.
 #[derive(Debug, Default)]
 struct Tier {
-    array: String,
+    cluster: String,
     nodes: Vec<v1::Node>,
     share: Option<u8>,
     hook: Option<v1::Hook>,
@@ -98,7 +98,7 @@ impl HookArgs {
             .find_map(|(flag, said)| said.then_some(flag))
     }
 
-    /// Whether flags tell all that the array would be asked for.
+    /// Whether flags tell all that the cluster would be asked for.
     fn is_all(&self) -> bool {
         let numbers = self.nodes.is_some() && self.cores.is_some();
         let rates = self.kernel_rate.is_some() && self.write_rate.is_some();
@@ -113,7 +113,7 @@ impl HookArgs {
         let status = server.status().await?;
         let nodes = status.nodes.into_iter();
         Ok(Tier {
-            array: format!("{:016x}", status.array_id),
+            cluster: format!("{:016x}", status.cluster_id),
             nodes: nodes
                 .filter(|node| node.up && node.tier == tidemill_wire::convert::BURST)
                 .collect(),
@@ -139,7 +139,7 @@ struct Known {
 pub(super) async fn run(name: &str, args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let tier = args.hook.tier(name, context).await?;
     let path = args.calibration.clone();
-    let path = path.unwrap_or_else(|| context.array.calibration());
+    let path = path.unwrap_or_else(|| context.cluster.calibration());
     // A calibration that does not exist is no error: other sources may have the numbers.
     let calibration = match args.calibration.is_some() || path.exists() {
         true => Some(Calibration::load(&path)?),
@@ -255,7 +255,7 @@ fn rate(
         return Ok((rate, nanos(here.start_ns)));
     }
     for node in tier.nodes.iter().filter(|_| single) {
-        let known = calibration.and_then(|known| known.node(&tier.array, node.node));
+        let known = calibration.and_then(|known| known.node(&tier.cluster, node.node));
         if let Some(known) =
             known.and_then(|known| known.kernels.iter().find(|one| one.name == name))
         {

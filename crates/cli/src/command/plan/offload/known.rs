@@ -1,4 +1,4 @@
-//! Sources of the advisor's numbers: flags first, then the calibration, then the array's records.
+//! Sources of the advisor's numbers: flags first, then the calibration, then the cluster's records.
 
 use super::load::Loads;
 use super::{Args, per_second};
@@ -13,9 +13,9 @@ use tidemill_plan::advisor::{Link, Load, Queue, Side};
 use tidemill_plan::units::{Bytes, BytesPerSecond, Seconds};
 use tidemill_wire::v1;
 
-/// The node in question, of an array that is up.
+/// The node in question, of a cluster that is up.
 #[derive(Debug)]
-pub(super) struct Array {
+pub(super) struct Cluster {
     id: String,
     pub(super) server: Server,
     pub(super) node: v1::Node,
@@ -25,11 +25,11 @@ pub(super) struct Array {
     size: Option<u64>,
 }
 
-impl Array {
+impl Cluster {
     /// Of a file: the node that holds it.
     ///
     /// # Errors
-    /// If the array can't be reached, there is no such file, or its node is down.
+    /// If the cluster can't be reached, there is no such file, or its node is down.
     pub(super) async fn of_file(context: &Context, file: &std::ffi::OsStr) -> anyhow::Result<Self> {
         let server = context.connect().await?;
         let path = files::path(file)?;
@@ -52,7 +52,7 @@ impl Array {
             .cloned()
             .with_context(|| format!("node {} that holds {path} is down", attr.node))?;
         Ok(Self {
-            id: format!("{:016x}", status.array_id),
+            id: format!("{:016x}", status.cluster_id),
             server,
             node,
             nodes: status.nodes,
@@ -63,7 +63,7 @@ impl Array {
     /// Of a node that was named, or the storage node with least to do; none if there is none.
     ///
     /// # Errors
-    /// If the array can't be reached.
+    /// If the cluster can't be reached.
     pub(super) async fn of_node(
         context: &Context,
         id: Option<u32>,
@@ -76,7 +76,7 @@ impl Array {
             .filter(|node| id.is_none_or(|id| id == node.node))
             .min_by_key(|node| (node.running + node.queued, node.node));
         Ok(node.cloned().map(|node| Self {
-            id: format!("{:016x}", status.array_id),
+            id: format!("{:016x}", status.cluster_id),
             server,
             node,
             nodes: status.nodes,
@@ -138,7 +138,7 @@ impl Known {
         args: &Args,
         measured: &KernelSpeed,
         calibration: &Calibration,
-        array: Option<&Array>,
+        cluster: Option<&Cluster>,
         loads: &Loads,
     ) -> anyhow::Result<Self> {
         let mut sources = Vec::new();
@@ -148,11 +148,11 @@ impl Known {
                 args.kernel()
             ));
         }
-        let mut node = node(args, measured, calibration, array, &mut sources);
+        let mut node = node(args, measured, calibration, cluster, &mut sources);
         let mut host = host(measured, calibration, &mut sources);
-        let mut link = link(args, calibration, array, &mut sources)?;
+        let mut link = link(args, calibration, cluster, &mut sources)?;
         (node.load, host.load) = (loads.node, loads.host);
-        if array.is_some_and(Array::is_here) && args.node_speed.is_none() {
+        if cluster.is_some_and(Cluster::is_here) && args.node_speed.is_none() {
             // The same processors: what two measurements of them differ by is chance, and real jobs tell more.
             host.rate = node.rate.or(host.rate);
         }
@@ -161,7 +161,7 @@ impl Known {
         sources.extend(loads.sources.iter().cloned());
         #[expect(clippy::cast_precision_loss, reason = "a ratio")]
         let ratio = measured.output_bytes as f64 / measured.input_bytes as f64;
-        let size = array.and_then(|array| array.size).map(bytes);
+        let size = cluster.and_then(|cluster| cluster.size).map(bytes);
         Ok(Self {
             input: args
                 .size
@@ -197,26 +197,26 @@ fn node(
     args: &Args,
     measured: &KernelSpeed,
     calibration: &Calibration,
-    array: Option<&Array>,
+    cluster: Option<&Cluster>,
     sources: &mut Vec<String>,
 ) -> Side {
-    let known = array.and_then(|array| calibration.node(&array.id, array.node.node));
+    let known = cluster.and_then(|cluster| calibration.node(&cluster.id, cluster.node.node));
     let connect = known.map_or(0, |known| known.connect_ns);
     let command = connect.saturating_add(calibration.command_ns);
     let mut side = Side {
         rate: None,
         start: nanos(measured.start_ns.saturating_add(command)),
         load: Load::none(1),
-        free: array.map(|array| bytes(array.node.free_bytes)),
+        free: cluster.map(|cluster| bytes(cluster.node.free_bytes)),
     };
-    let name = array.map_or_else(|| "node".to_owned(), Array::name);
-    if array.is_some_and(Array::is_here) {
+    let name = cluster.map_or_else(|| "node".to_owned(), Cluster::name);
+    if cluster.is_some_and(Cluster::is_here) {
         sources.push(format!(
             "{name} is on this machine: both sides share its cores"
         ));
     }
     let known = known.and_then(|known| known.kernels.iter().find(|one| one.name == args.kernel()));
-    let history = array.and_then(|array| array.node.history.get(args.kernel()));
+    let history = cluster.and_then(|cluster| cluster.node.history.get(args.kernel()));
     if let Some(factor) = args.node_speed {
         let rate = BytesPerSecond::new(measured.alone_bytes_per_sec() * factor);
         side.rate = Some(rate);
@@ -250,11 +250,11 @@ fn node(
 fn link(
     args: &Args,
     calibration: &Calibration,
-    array: Option<&Array>,
+    cluster: Option<&Cluster>,
     sources: &mut Vec<String>,
 ) -> anyhow::Result<Link> {
-    let known = array.and_then(|array| calibration.node(&array.id, array.node.node));
-    let told = array.map(|array| array.node.link_bytes_per_sec);
+    let known = cluster.and_then(|cluster| calibration.node(&cluster.id, cluster.node.node));
+    let told = cluster.map(|cluster| cluster.node.link_bytes_per_sec);
     let told = told.filter(|&rate| rate > 0);
     let (bandwidth, from) = match (args.link, known, told) {
         (Some(rate), _, _) => (rate, "as --link says"),

@@ -1,9 +1,9 @@
-//! What host and node have to do at this moment: asked for at the array, and tried out on the processors.
+//! What host and node have to do at this moment: asked for at the cluster, and tried out on the processors.
 //!
 //! A kernel that only computes runs for a moment on either side, and where both sides are on one machine, on both at
 //! once: that tells what share of a processor a kernel gets, whatever it is that takes the rest.
 
-use super::known::{Array, nanos};
+use super::known::{Cluster, nanos};
 use crate::context::credentials;
 use tidemill_kernel::{Launcher, Settings};
 use tidemill_plan::advisor::{Load, Machine, Queue};
@@ -23,12 +23,12 @@ pub(super) struct Loads {
 
 impl Loads {
     /// Neither side has anything else to do.
-    pub(super) fn none(processors: u32, array: Option<&Array>) -> Self {
+    pub(super) fn none(processors: u32, cluster: Option<&Cluster>) -> Self {
         let mut machine = Machine::idle(processors);
-        if array.is_some_and(Array::is_here) {
+        if cluster.is_some_and(Cluster::is_here) {
             machine.share_beside = f64::min(1.0, f64::from(processors) / 2.0);
         }
-        let cores = array.map_or(1, |array| array.node.cores);
+        let cores = cluster.map_or(1, |cluster| cluster.node.cores);
         let queue = Queue {
             cores,
             running: 0,
@@ -46,10 +46,10 @@ impl Loads {
     /// Looks, which takes half a second.
     ///
     /// # Errors
-    /// If the array can't be reached.
-    pub(super) async fn look(processors: u32, array: Option<&Array>) -> anyhow::Result<Self> {
-        let mut loads = Self::none(processors, array);
-        let Some(array) = array else {
+    /// If the cluster can't be reached.
+    pub(super) async fn look(processors: u32, cluster: Option<&Cluster>) -> anyhow::Result<Self> {
+        let mut loads = Self::none(processors, cluster);
+        let Some(cluster) = cluster else {
             let share = try_here().await;
             loads.host = Load::of_host(&Machine {
                 share,
@@ -59,14 +59,14 @@ impl Loads {
             loads.sources.push(host_source(&loads.host));
             return Ok(loads);
         };
-        let here = array.is_here();
+        let here = cluster.is_here();
         // On one machine one after the other, and then both at once.
         let before = if here {
-            Some((try_here().await, ask(array).await?.share))
+            Some((try_here().await, ask(cluster).await?.share))
         } else {
             None
         };
-        let (beside, there) = tokio::join!(try_here(), ask(array));
+        let (beside, there) = tokio::join!(try_here(), ask(cluster));
         let there = there?;
         let alone = before.unwrap_or((beside, there.share));
         // Other load only ever reduces a share. A smaller share without it is a bad measurement.
@@ -81,16 +81,16 @@ impl Loads {
             there.processors,
             alone.1,
             there.share,
-            there.of_machine(array, &array.node.host),
+            there.of_machine(cluster, &cluster.node.host),
         );
         let own = tidemill_client::host::id();
-        let host = machine(processors, alone.0, beside, there.of_machine(array, &own));
-        let queue = there.queue(array);
+        let host = machine(processors, alone.0, beside, there.of_machine(cluster, &own));
+        let queue = there.queue(cluster);
         loads.host = Load::of_host(&host);
         loads.node = Load::of_node(&queue, &node);
         loads.copying = if here { host.share } else { 1.0 };
         loads.sources.push(host_source(&loads.host));
-        loads.sources.push(node_source(array, &queue, &node));
+        loads.sources.push(node_source(cluster, &queue, &node));
         Ok(loads)
     }
 }
@@ -112,7 +112,7 @@ fn host_source(load: &Load) -> String {
     format!("host: one more kernel gets {first} % of a processor")
 }
 
-fn node_source(array: &Array, queue: &Queue, machine: &Machine) -> String {
+fn node_source(cluster: &Cluster, queue: &Queue, machine: &Machine) -> String {
     let Queue {
         cores,
         running,
@@ -121,12 +121,12 @@ fn node_source(array: &Array, queue: &Queue, machine: &Machine) -> String {
     } = *queue;
     format!(
         "{}: {running} kernels run and {queued} wait for its {cores} cores, {left} of work; one more gets {} % of a processor",
-        array.name(),
+        cluster.name(),
         percent(machine.share)
     )
 }
 
-/// What an array said of its nodes.
+/// What a cluster said of its nodes.
 struct There {
     nodes: Vec<v1::NodeLoad>,
     share: f64,
@@ -135,11 +135,11 @@ struct There {
 
 impl There {
     /// Returns the work of the node in question. Where the server can't tell, kernels count with their mean time.
-    fn queue(&self, array: &Array) -> Queue {
-        let node = &array.node;
+    fn queue(&self, cluster: &Cluster) -> Queue {
+        let node = &cluster.node;
         let said = self.nodes.iter();
         let Some(load) = said.clone().find(|load| load.node == node.node) else {
-            return array.queue();
+            return cluster.queue();
         };
         Queue {
             cores: node.cores,
@@ -150,9 +150,9 @@ impl There {
     }
 
     /// Kernels that nodes of one machine run, and until when.
-    fn of_machine(&self, array: &Array, host: &str) -> (u32, Seconds) {
+    fn of_machine(&self, cluster: &Cluster, host: &str) -> (u32, Seconds) {
         let there = self.nodes.iter().filter(|load| {
-            let mut known = array.nodes.iter();
+            let mut known = cluster.nodes.iter();
             known.any(|node| node.node == load.node && node.host == host)
         });
         there.fold((0, Seconds::ZERO), |(running, left), load| {
@@ -163,15 +163,15 @@ impl There {
     }
 }
 
-/// Asks the array what its nodes have to do, and has the node in question try.
-async fn ask(array: &Array) -> anyhow::Result<There> {
+/// Asks the cluster what its nodes have to do, and has the node in question try.
+async fn ask(cluster: &Cluster) -> anyhow::Result<There> {
     let request = v1::LoadRequest {
         credentials: Some(credentials()),
-        node: array.node.node,
+        node: cluster.node.node,
     };
-    let reply = match array.server.array().load(request).await {
+    let reply = match cluster.server.cluster().load(request).await {
         Ok(reply) => reply.into_inner(),
-        Err(status) => return Err(array.server.explain(status).into()),
+        Err(status) => return Err(cluster.server.explain(status).into()),
     };
     let share = match reply.share_milli {
         0 => 1.0,
@@ -198,9 +198,9 @@ async fn try_here() -> f64 {
 
 async fn share_here() -> anyhow::Result<f64> {
     let tried = tokio::task::spawn_blocking(|| {
-        let folder = tempfile::tempdir()?;
+        let directory = tempfile::tempdir()?;
         let launcher = Launcher::new(Settings::default())?;
-        anyhow::Ok(launcher.probe(folder.path().join("run"), None)?)
+        anyhow::Ok(launcher.probe(directory.path().join("run"), None)?)
     });
     tried.await?
 }

@@ -12,7 +12,7 @@ use crate::format::{self, Size};
 use crate::output::{View, table, write_table};
 use anyhow::{Context as _, bail, ensure};
 use clap::ValueEnum;
-use known::{Array, Known};
+use known::{Cluster, Known};
 use load::Loads;
 use serde_json::{Value, json};
 use std::io::{self, Write};
@@ -22,9 +22,9 @@ use tidemill_plan::advisor::{Advice, Case, Choice, Place, Power, Powers, advise}
 use tidemill_plan::units::{Bytes, BytesPerSecond, JoulesPerByte, Seconds, Watts, significant};
 
 const EXAMPLES: &str = "Examples:
-  tidemill plan offload max /raw/values.f64              a file of the array, on the node that holds it
+  tidemill plan offload max /raw/values.f64              a file of the cluster, on the node that holds it
   tidemill plan offload grep --size 20G                  a file of this size, on the node with the least work
-  tidemill plan offload max --size 1G --node-speed 0.25 --link '1 Gbit/s'     no array is needed
+  tidemill plan offload max --size 1G --node-speed 0.25 --link '1 Gbit/s'     no cluster is needed
   tidemill plan offload --hook extremes --burst 100GB --every 60s     can the burst tier keep up with a hook?
   tidemill plan offload --hook '/run/*.f64' --map max --burst 1TB --every 10min --nodes 16 --cores 4 --write-rate '2 GB/s' --kernel-rate '1 GB/s'
   tidemill --json plan offload od /raw/a --result node | jq -r .best
@@ -41,7 +41,7 @@ pub(crate) struct Args {
     /// Name of the kernel, as `tidemill bench kernel` measured it
     #[arg(required_unless_present = "hook")]
     kernel: Option<String>,
-    /// Path of the input in the array
+    /// Path of the input in the cluster
     #[arg(required_unless_present_any = ["size", "hook"], conflicts_with = "size")]
     file: Option<std::ffi::OsString>,
     /// Size of the input, instead of a file
@@ -101,7 +101,7 @@ impl Args {
 enum Wanted {
     /// On this machine
     Host,
-    /// On the node, as a file of the array
+    /// On the node, as a file of the cluster
     Node,
 }
 
@@ -153,18 +153,18 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         );
     }
     let path = args.calibration.clone();
-    let path = path.unwrap_or_else(|| context.array.calibration());
+    let path = path.unwrap_or_else(|| context.cluster.calibration());
     let calibration = Calibration::load(&path)?;
-    let array = array(&args, context).await?;
+    let cluster = cluster(&args, context).await?;
     let measured = calibration.kernel(args.kernel()).with_context(|| {
         let (name, path) = (args.kernel(), path.display());
         format!("kernel {name} is not in {path}: measure it with `tidemill bench kernel {name}`")
     })?;
     let loads = match args.no_load {
-        true => Loads::none(calibration.cores, array.as_ref()),
-        false => Loads::look(calibration.cores, array.as_ref()).await?,
+        true => Loads::none(calibration.cores, cluster.as_ref()),
+        false => Loads::look(calibration.cores, cluster.as_ref()).await?,
     };
-    let known = Known::gather(&args, measured, &calibration, array.as_ref(), &loads)?;
+    let known = Known::gather(&args, measured, &calibration, cluster.as_ref(), &loads)?;
     let splittable = args.splittable || SPLITTABLE.contains(&args.kernel());
     let case = Case {
         input: known.input,
@@ -189,15 +189,15 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// The array, if one is needed or there.
-async fn array(args: &Args, context: &Context) -> anyhow::Result<Option<Array>> {
+/// The cluster, if one is needed or there.
+async fn cluster(args: &Args, context: &Context) -> anyhow::Result<Option<Cluster>> {
     if let Some(file) = &args.file {
-        return Ok(Some(Array::of_file(context, file).await?));
+        return Ok(Some(Cluster::of_file(context, file).await?));
     }
     if args.node.is_none() && args.node_speed.is_some() && args.link.is_some() {
         return Ok(None);
     }
-    let found = Array::of_node(context, args.node).await;
+    let found = Cluster::of_node(context, args.node).await;
     ensure!(
         args.node.is_none() || !matches!(found, Ok(None)),
         "there is no storage node {} that is up: `tidemill status` shows them",
@@ -205,7 +205,7 @@ async fn array(args: &Args, context: &Context) -> anyhow::Result<Option<Array>> 
     );
     match found {
         Err(error) if args.node.is_some() => Err(error),
-        // Without an array the calibration has to do.
+        // Without a cluster the calibration has to do.
         other => Ok(other.unwrap_or(None)),
     }
 }

@@ -1,8 +1,8 @@
-//! The array's authority: the key that signs the certificates of its server and nodes. This module reads and writes the authority's
+//! The cluster's CA: the key that signs the certificates of its server and nodes. This module reads and writes the CA's
 //! file.
 //!
-//! The key is stored in `authority.pem` in the server's folder, readable by the server's user only. The server creates it at its first
-//! start. The authority's certificate does not expire, since other hosts recognise the array by their copies of it. The signed
+//! The key is stored in `ca.pem` in the server's directory, readable by the server's user only. The server creates it at its first
+//! start. The CA's certificate does not expire, since other hosts recognise the cluster by their copies of it. The signed
 //! certificates are valid for ten years. They are renewed at every start of the server and every attachment of a node.
 
 use crate::access::random;
@@ -31,17 +31,17 @@ const CLOCKS_DIFFER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 const POINT_BYTES: usize = 65;
 const UNCOMPRESSED: u8 = 4;
 
-/// The array's authority.
+/// The cluster's CA.
 #[derive(Debug)]
-pub(crate) struct Authority {
+pub(crate) struct Ca {
     issuer: Issuer<'static, KeyPair>,
     der: Vec<u8>,
     pem: String,
 }
 
-/// Reason why the authority can't be used.
+/// Reason why the CA can't be used.
 #[derive(Debug, thiserror::Error)]
-pub enum AuthorityError {
+pub enum CaError {
     /// Its file can't be read or written.
     #[error(transparent)]
     File(#[from] std::io::Error),
@@ -74,9 +74,9 @@ impl PublicKeyData for Point<'_> {
     }
 }
 
-impl Authority {
-    /// Reads the authority of the array from a file, or creates one.
-    pub(crate) fn open(path: &Path) -> Result<Self, AuthorityError> {
+impl Ca {
+    /// Reads the CA of the cluster from a file, or creates one.
+    pub(crate) fn open(path: &Path) -> Result<Self, CaError> {
         let text = match fs::read_to_string(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 let text = make()?;
@@ -88,31 +88,31 @@ impl Authority {
         Self::of(&text)
     }
 
-    /// Creates an authority that is stored nowhere.
+    /// Creates a CA that is stored nowhere.
     #[cfg(feature = "simulation")]
-    pub(crate) fn in_memory() -> Result<Self, AuthorityError> {
+    pub(crate) fn in_memory() -> Result<Self, CaError> {
         Self::of(&make()?)
     }
 
-    /// Reads the authority from the text of its file.
-    fn of(text: &str) -> Result<Self, AuthorityError> {
+    /// Reads the CA from the text of its file.
+    fn of(text: &str) -> Result<Self, CaError> {
         let key = PrivateKeyDer::from_pem_slice(text.as_bytes());
-        let key = key.map_err(|_| AuthorityError::Broken)?;
-        let key = KeyPair::try_from(&key).map_err(|_| AuthorityError::Broken)?;
+        let key = key.map_err(|_| CaError::Broken)?;
+        let key = KeyPair::try_from(&key).map_err(|_| CaError::Broken)?;
         let der = CertificateDer::from_pem_slice(text.as_bytes());
-        let der = der.map_err(|_| AuthorityError::Broken)?.to_vec();
+        let der = der.map_err(|_| CaError::Broken)?.to_vec();
         let begin = text.find("-----BEGIN CERTIFICATE-----");
-        let pem = text[begin.ok_or(AuthorityError::Broken)?..].to_owned();
+        let pem = text[begin.ok_or(CaError::Broken)?..].to_owned();
         let issuer = Issuer::new(own_params(&key), key);
         Ok(Self { issuer, der, pem })
     }
 
-    /// Returns the authority's certificate in DER.
+    /// Returns the CA's certificate in DER.
     pub(crate) fn der(&self) -> &[u8] {
         &self.der
     }
 
-    /// Returns the authority's certificate in PEM.
+    /// Returns the CA's certificate in PEM.
     pub(crate) fn pem(&self) -> &str {
         &self.pem
     }
@@ -122,16 +122,16 @@ impl Authority {
         &self,
         node: tidemill_core::id::NodeId,
         public_key: &[u8],
-    ) -> Result<Vec<u8>, AuthorityError> {
+    ) -> Result<Vec<u8>, CaError> {
         if public_key.len() != POINT_BYTES || public_key[0] != UNCOMPRESSED {
-            return Err(AuthorityError::Key);
+            return Err(CaError::Key);
         }
         self.sign(&[tls::node(node)], &Point(public_key))
     }
 
     /// Creates a key with a certificate of the server. `hosts` are additional names, of hosts and addresses, for programs without
-    /// knowledge of arrays.
-    pub(crate) fn server(&self, hosts: &[String]) -> Result<Identity, AuthorityError> {
+    /// knowledge of clusters.
+    pub(crate) fn server(&self, hosts: &[String]) -> Result<Identity, CaError> {
         let key = KeyPair::generate()?;
         let names = [&[tls::SERVER.to_owned()], hosts].concat();
         let certificate = self.sign(&names, &key)?;
@@ -143,7 +143,7 @@ impl Authority {
     }
 
     /// Signs a certificate. The first name is its owner's.
-    fn sign(&self, names: &[String], key: &impl PublicKeyData) -> Result<Vec<u8>, AuthorityError> {
+    fn sign(&self, names: &[String], key: &impl PublicKeyData) -> Result<Vec<u8>, CaError> {
         let mut params = CertificateParams::new(names)?;
         params.distinguished_name = called(names.first().map_or("", String::as_str));
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -157,13 +157,13 @@ impl Authority {
     }
 }
 
-/// Returns the parameters of the authority's own certificate. They have to be equal whenever they are made for one key.
+/// Returns the parameters of the CA's own certificate. They have to be equal whenever they are made for one key.
 fn own_params(key: &KeyPair) -> CertificateParams {
     let mut params = CertificateParams::default();
-    // Two arrays have different names, so that programs that look authorities up by name can tell them apart.
+    // Two clusters have different names, so that programs that look CAs up by name can tell them apart.
     let point = key.der_bytes();
     let id = route::hex(&point[1..9]);
-    params.distinguished_name = called(&format!("Tidemill array {id}"));
+    params.distinguished_name = called(&format!("Tidemill cluster {id}"));
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
     params.not_before = date_time_ymd(2020, 1, 1);
@@ -177,8 +177,8 @@ fn called(name: &str) -> DistinguishedName {
     names
 }
 
-/// Creates an authority and returns the text of its file.
-fn make() -> Result<String, AuthorityError> {
+/// Creates a CA and returns the text of its file.
+fn make() -> Result<String, CaError> {
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
     let certificate = own_params(&key).self_signed(&key)?;
     Ok(format!("{}{}", key.serialize_pem(), certificate.pem()))
@@ -207,17 +207,17 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn authority_key_is_private_and_same_after_restart() {
+    fn ca_key_is_private_and_same_after_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("authority.pem");
-        let first = Authority::open(&path).unwrap();
+        let path = dir.path().join("ca.pem");
+        let first = Ca::open(&path).unwrap();
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        let again = Authority::open(&path).unwrap();
+        let again = Ca::open(&path).unwrap();
         assert_eq!(first.der(), again.der());
         assert_eq!(first.pem(), again.pem());
         assert!(!first.pem().contains("PRIVATE"));
-        // A certificate that was signed after a restart has the same authority, by name and key.
+        // A certificate that was signed after a restart has the same CA, by name and key.
         assert_eq!(
             own_params(again.issuer.key()),
             own_params(first.issuer.key())
@@ -225,27 +225,27 @@ mod tests {
     }
 
     #[test]
-    fn authority_open_refuses_broken_file() {
+    fn ca_open_refuses_broken_file() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("authority.pem");
-        Authority::open(&path).unwrap();
+        let path = dir.path().join("ca.pem");
+        Ca::open(&path).unwrap();
         let text = fs::read_to_string(&path).unwrap();
         fs::write(&path, &text[..text.len() / 2]).unwrap();
-        let error = Authority::open(&path).unwrap_err();
-        assert!(matches!(error, AuthorityError::Broken), "{error}");
+        let error = Ca::open(&path).unwrap_err();
+        assert!(matches!(error, CaError::Broken), "{error}");
     }
 
     #[test]
     fn certify_refuses_keys_that_are_not_points() {
         let dir = tempfile::tempdir().unwrap();
-        let authority = Authority::open(&dir.path().join("authority.pem")).unwrap();
+        let ca = Ca::open(&dir.path().join("ca.pem")).unwrap();
         let key = KeyPair::generate().unwrap();
         let node = tidemill_core::id::NodeId(3);
-        authority.certify(node, key.der_bytes()).unwrap();
+        ca.certify(node, key.der_bytes()).unwrap();
         let wrong: [&[u8]; 3] = [b"", &key.der_bytes()[1..], &[0; POINT_BYTES]];
         for wrong in wrong {
-            let error = authority.certify(node, wrong).unwrap_err();
-            assert!(matches!(error, AuthorityError::Key), "{error}");
+            let error = ca.certify(node, wrong).unwrap_err();
+            assert!(matches!(error, CaError::Key), "{error}");
         }
     }
 }

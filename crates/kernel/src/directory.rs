@@ -1,6 +1,6 @@
-//! Lists the files of an output that is a folder, after the kernel has ended and this process has taken the folder back.
+//! Lists the files of an output that is a directory, after the kernel has ended and this process has taken the directory back.
 //!
-//! The listing follows no links. Each folder gets this process as its owner when the listing enters it, so an entry that was seen still
+//! The listing follows no links. Each directory gets this process as its owner when the listing enters it, so an entry that was seen still
 //! exists when it is taken. The result contains only names and lengths.
 
 use std::ffi::CStr;
@@ -14,12 +14,12 @@ use rustix::io::Errno;
 use crate::error::OutputError;
 use crate::private::{OWN_USER, enter, next, take_back};
 
-/// Maximum contents of an output that is a folder.
+/// Maximum contents of an output that is a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FolderBounds {
+pub struct DirectoryBounds {
     /// Number of files.
     pub files: usize,
-    /// Depth of nested folders.
+    /// Depth of nested directories.
     pub depth: usize,
 }
 
@@ -27,7 +27,7 @@ pub struct FolderBounds {
 pub(crate) fn list(
     root: &Arc<OwnedFd>,
     output: &str,
-    most: FolderBounds,
+    most: DirectoryBounds,
 ) -> Result<Vec<(String, u64)>, OutputError> {
     let mut walk = Walk {
         output,
@@ -36,11 +36,11 @@ pub(crate) fn list(
         entries: 0,
     };
     take_back(root).map_err(|error| walk.failed(error))?;
-    let mut folder = Arc::clone(root);
+    let mut directory = Arc::clone(root);
     for part in output.split('/').filter(|part| !part.is_empty()) {
-        folder = Arc::new(walk.enter(&folder, part)?);
+        directory = Arc::new(walk.enter(&directory, part)?);
     }
-    walk.folder(&folder, output, 0)?;
+    walk.directory(&directory, output, 0)?;
     if walk.found.is_empty() {
         return Err(OutputError::Empty(output.to_owned()));
     }
@@ -50,9 +50,9 @@ pub(crate) fn list(
 
 struct Walk<'a> {
     output: &'a str,
-    most: FolderBounds,
+    most: DirectoryBounds,
     found: Vec<(String, u64)>,
-    /// Files and folders found so far.
+    /// Files and directories found so far.
     entries: usize,
 }
 
@@ -63,37 +63,42 @@ impl Walk<'_> {
     }
 
     /// Opens one component of the path to the output.
-    fn enter(&self, folder: &Arc<OwnedFd>, part: &str) -> Result<OwnedFd, OutputError> {
+    fn enter(&self, directory: &Arc<OwnedFd>, part: &str) -> Result<OwnedFd, OutputError> {
         let name = std::ffi::CString::new(part).map_err(|error| self.failed(error.into()))?;
-        let folder: &OwnedFd = folder;
-        enter(folder.as_fd(), &name).map_err(|error| match Errno::from_io_error(&error) {
+        let directory: &OwnedFd = directory;
+        enter(directory.as_fd(), &name).map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
-                OutputError::NotAFolder(self.output.to_owned())
+                OutputError::NotADirectory(self.output.to_owned())
             }
             _ => self.failed(error),
         })
     }
 
-    /// Records the contents of a folder whose name ends in a slash.
-    fn folder(&mut self, folder: &OwnedFd, name: &str, depth: usize) -> Result<(), OutputError> {
-        let again = rustix::io::fcntl_dupfd_cloexec(folder, 0);
+    /// Records the contents of a directory whose name ends in a slash.
+    fn directory(
+        &mut self,
+        directory: &OwnedFd,
+        name: &str,
+        depth: usize,
+    ) -> Result<(), OutputError> {
+        let again = rustix::io::fcntl_dupfd_cloexec(directory, 0);
         let again = again.map_err(|error| self.failed(error.into()))?;
         let mut entries = Dir::new(again).map_err(|error| self.failed(error.into()))?;
         while let Some(entry) = next(&mut entries) {
             let entry = entry.map_err(|error| self.failed(error))?;
             self.entries += 1;
-            // The limit is doubled, because folders count here too.
+            // The limit is doubled, because directories count here too.
             if self.entries > 2 * self.most.files {
                 return Err(self.too_many());
             }
-            self.entry(folder.as_fd(), name, entry.file_name(), depth)?;
+            self.entry(directory.as_fd(), name, entry.file_name(), depth)?;
         }
         Ok(())
     }
 
     fn entry(
         &mut self,
-        folder: BorrowedFd<'_>,
+        directory: BorrowedFd<'_>,
         above: &str,
         name: &CStr,
         depth: usize,
@@ -102,7 +107,7 @@ impl Walk<'_> {
         let Ok(text) = name.to_str() else {
             return Err(OutputError::NoText(called(&name.to_string_lossy())));
         };
-        let data = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)
+        let data = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
             .map_err(|error| self.failed(error.into()))?;
         match FileType::from_raw_mode(data.st_mode) {
             FileType::RegularFile => {
@@ -112,7 +117,7 @@ impl Walk<'_> {
                 // Root can read the file with any mode.
                 if OWN_USER.uid != 0 && data.st_mode & Mode::RUSR.bits() == 0 {
                     let mode = Mode::RUSR | Mode::WUSR;
-                    rustix::fs::chmodat(folder, name, mode, AtFlags::empty())
+                    rustix::fs::chmodat(directory, name, mode, AtFlags::empty())
                         .map_err(|error| self.failed(error.into()))?;
                 }
                 let size = u64::try_from(data.st_size).unwrap_or(0);
@@ -121,8 +126,8 @@ impl Walk<'_> {
             }
             FileType::Directory if depth == self.most.depth => Err(self.too_many()),
             FileType::Directory => {
-                let inner = enter(folder, name).map_err(|error| self.failed(error))?;
-                self.folder(&inner, &format!("{above}{text}/"), depth + 1)
+                let inner = enter(directory, name).map_err(|error| self.failed(error))?;
+                self.directory(&inner, &format!("{above}{text}/"), depth + 1)
             }
             _ => Err(OutputError::Strange(called(text))),
         }
@@ -140,7 +145,7 @@ impl Walk<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::private::open_folder;
+    use crate::private::open_directory;
     use rustix::fs::CWD;
     use std::ffi::OsStr;
     use std::fs;
@@ -148,7 +153,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::path::Path;
 
-    const MOST: FolderBounds = FolderBounds { files: 4, depth: 2 };
+    const MOST: DirectoryBounds = DirectoryBounds { files: 4, depth: 2 };
 
     /// Returns the listing of the output `o/p/` after `fill` has made its contents.
     fn listed(fill: impl FnOnce(&Path)) -> Result<Vec<(String, u64)>, OutputError> {
@@ -156,20 +161,20 @@ mod tests {
         let output = root.path().join("o/p");
         fs::create_dir_all(&output).unwrap();
         fill(&output);
-        let open = Arc::new(open_folder(CWD, root.path()).unwrap());
+        let open = Arc::new(open_directory(CWD, root.path()).unwrap());
         list(&open, "o/p/", MOST)
     }
 
     #[test]
     fn files_are_listed_in_order_of_names() {
         let found = listed(|output| {
-            for folder in ["a/b", "empty/very"] {
-                fs::create_dir_all(output.join(folder)).unwrap();
+            for directory in ["a/b", "empty/very"] {
+                fs::create_dir_all(output.join(directory)).unwrap();
             }
             for (file, content) in [("z", ""), (".zattrs", "{}"), ("a/b/0.0", "x"), ("a!", "y")] {
                 fs::write(output.join(file), content).unwrap();
             }
-            // The kernel has removed its own rights to these folders.
+            // The kernel has removed its own rights to these directories.
             for closed in ["z", "a/b"] {
                 fs::set_permissions(output.join(closed), fs::Permissions::from_mode(0o000))
                     .unwrap();
@@ -186,12 +191,15 @@ mod tests {
     }
 
     #[test]
-    fn invalid_or_excessive_folder_is_refused() {
+    fn invalid_or_excessive_directory_is_refused() {
         let write = |path: &Path| fs::write(path, "x").unwrap();
         let empty = listed(|output| fs::create_dir_all(output.join("a/b")).unwrap());
         assert!(matches!(empty, Err(OutputError::Empty(_))), "{empty:?}");
         let gone = listed(|output| fs::remove_dir(output).unwrap());
-        assert!(matches!(gone, Err(OutputError::NotAFolder(_))), "{gone:?}");
+        assert!(
+            matches!(gone, Err(OutputError::NotADirectory(_))),
+            "{gone:?}"
+        );
         for (at, to) in [("o/p", "/"), ("o", "/usr"), ("o", ".")] {
             let other = listed(|output| {
                 let root = output.parent().unwrap().parent().unwrap();
@@ -199,14 +207,14 @@ mod tests {
                 symlink(to, root.join(at)).unwrap();
             });
             assert!(
-                matches!(other, Err(OutputError::NotAFolder(_))),
+                matches!(other, Err(OutputError::NotADirectory(_))),
                 "{other:?}"
             );
         }
         let link = listed(|output| symlink("/etc/passwd", output.join("l")).unwrap());
         assert_eq!(
             link.unwrap_err().to_string(),
-            "\"o/p/l\", which the kernel wrote, is neither a plain file nor a folder: links, pipes and devices can't be kept"
+            "\"o/p/l\", which the kernel wrote, is neither a plain file nor a directory: links, pipes and devices can't be kept"
         );
         let pipe = listed(|output| {
             let mode = Mode::RUSR;
@@ -222,12 +230,12 @@ mod tests {
             write(&output.join("x"));
         });
         assert!(matches!(five, Err(OutputError::TooMany { .. })), "{five:?}");
-        let folders = listed(|output| {
+        let directories = listed(|output| {
             (0..9).for_each(|n| fs::create_dir(output.join(n.to_string())).unwrap());
         });
         assert!(
-            matches!(folders, Err(OutputError::TooMany { .. })),
-            "{folders:?}"
+            matches!(directories, Err(OutputError::TooMany { .. })),
+            "{directories:?}"
         );
         let deep = listed(|output| fs::create_dir_all(output.join("a/b/c")).unwrap());
         assert!(matches!(deep, Err(OutputError::TooMany { .. })), "{deep:?}");

@@ -1,4 +1,4 @@
-//! The nodes of the array: which are up, their last status, and the one stream to each.
+//! The nodes of the cluster: which are up, their last status, and the one stream to each.
 //!
 //! A node is up as long as its stream is open. This module passes reports about labels through a channel to the dispatcher's driver
 //! and decides nothing about work. Next: `server/src/jobs`, which receives each `Report`.
@@ -6,7 +6,7 @@
 pub(crate) mod conditions;
 pub(crate) mod keeper;
 
-use crate::authority::Authority;
+use crate::ca::Ca;
 use crate::clock;
 use crate::damage;
 use crate::elastic::{energy, store};
@@ -66,7 +66,7 @@ const PROBE_WAIT: Duration = Duration::from_secs(2);
 pub(crate) enum Report {
     /// The node joined or reconnected, and knows these labels.
     Up { node: v1::Node, labels: Vec<u64> },
-    /// The node was offline for longer than the array waits.
+    /// The node was offline for longer than the cluster waits.
     Down { node: u32 },
     /// The node is suspended, not lost.
     Asleep { node: u32 },
@@ -75,7 +75,7 @@ pub(crate) enum Report {
         node: u32,
         damaged: v1::DamagedObjects,
     },
-    /// The node was removed from the array.
+    /// The node was removed from the cluster.
     Removed { node: u32 },
     /// New status of the node.
     Status { node: v1::Node },
@@ -122,19 +122,19 @@ struct Connection {
     end: watch::Sender<bool>,
 }
 
-/// State of the array: see the module.
+/// State of the cluster: see the module.
 #[derive(Debug)]
-pub(crate) struct Array {
+pub(crate) struct Cluster {
     slots: Mutex<BTreeMap<u32, Slot>>,
     shared: Arc<Shared>,
     database: Arc<Database>,
     teller: Teller,
-    array_id: u64,
+    cluster_id: u64,
     reports: std::sync::mpsc::Sender<Incoming>,
     node_timeout: Duration,
     link_bytes_per_sec: u64,
     tls: bool,
-    authority: Arc<Authority>,
+    ca: Arc<Ca>,
     next_question: AtomicU64,
     questions: Mutex<BTreeMap<u64, mpsc::UnboundedSender<Programs>>>,
     probes: Mutex<BTreeMap<u64, oneshot::Sender<v1::Probed>>>,
@@ -151,15 +151,15 @@ pub(crate) struct Array {
     objects: OnceLock<Objects>,
 }
 
-/// Settings of an array.
+/// Settings of a cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    pub(crate) array_id: u64,
+    pub(crate) cluster_id: u64,
     pub(crate) node_timeout: Duration,
     pub(crate) link_bytes_per_sec: u64,
     /// Whether nodes must serve inside TLS.
     pub(crate) tls: bool,
-    pub(crate) authority: Arc<Authority>,
+    pub(crate) ca: Arc<Ca>,
 }
 
 impl Slot {
@@ -201,7 +201,7 @@ fn tell_bursts<'a>(shared: &Shared, known: impl IntoIterator<Item = &'a v1::Node
     shared.bursts.set(bursts);
 }
 
-impl Array {
+impl Cluster {
     pub(crate) fn new(
         names: &SqliteNames,
         settings: Settings,
@@ -227,12 +227,12 @@ impl Array {
             shared: names.shared().clone(),
             database: names.database().clone(),
             teller: names.teller().clone(),
-            array_id: settings.array_id,
+            cluster_id: settings.cluster_id,
             reports,
             node_timeout: settings.node_timeout,
             link_bytes_per_sec: settings.link_bytes_per_sec,
             tls: settings.tls,
-            authority: settings.authority,
+            ca: settings.ca,
             next_question: AtomicU64::new(1),
             questions: Mutex::default(),
             probes: Mutex::default(),
@@ -266,14 +266,14 @@ impl Array {
         }
     }
 
-    /// Returns the array's id.
+    /// Returns the cluster's id.
     pub(crate) fn id(&self) -> u64 {
-        self.array_id
+        self.cluster_id
     }
 
-    /// Returns the authority that signs the certificates of the array's server and nodes.
-    pub(crate) fn authority(&self) -> &Arc<Authority> {
-        &self.authority
+    /// Returns the CA that signs the certificates of the cluster's server and nodes.
+    pub(crate) fn ca(&self) -> &Arc<Ca> {
+        &self.ca
     }
 
     /// Returns the URL of a node, or `None` if the node is not up.
@@ -283,7 +283,7 @@ impl Array {
         slot.connection.as_ref().map(|_| slot.status.url.clone())
     }
 
-    /// Returns all nodes that were ever part of the array, with `up` set to the present state.
+    /// Returns all nodes that were ever part of the cluster, with `up` set to the present state.
     pub(crate) fn nodes(&self) -> Vec<v1::Node> {
         let slots = self.slots.lock();
         let shown = slots.values().map(|slot| {
@@ -338,7 +338,7 @@ impl Array {
         reading.map(|slot| slot.status.node).collect()
     }
 
-    /// Returns the nodes of the array.
+    /// Returns the nodes of the cluster.
     pub(crate) fn members(&self) -> Vec<Member> {
         let slots = self.slots.lock();
         let members = slots.values().map(|slot| Member {
@@ -383,7 +383,7 @@ impl Array {
         tier.collect()
     }
 
-    /// Removes a node from the array. The node is not admitted again.
+    /// Removes a node from the cluster. The node is not admitted again.
     pub(crate) fn forget(&self, node: u32) {
         let slot = self.slots.lock().remove(&node);
         self.shared.sleepers.forget(node);
@@ -391,7 +391,7 @@ impl Array {
         if let Some(connection) = slot.and_then(|slot| slot.connection) {
             let _ = connection.end.send(true);
         }
-        tracing::info!(node, "a node is taken out of the array");
+        tracing::info!(node, "a node is taken out of the cluster");
         self.report(Report::Removed { node });
         self.refresh();
         self.tell_peers();
@@ -516,7 +516,7 @@ impl Array {
                 None => 1,
             };
             let welcome = v1::Welcome {
-                array_id: self.array_id,
+                cluster_id: self.cluster_id,
                 key: self.shared.key().as_bytes().to_vec(),
                 certificate,
                 time_ns: clock::now_ns(),
@@ -561,9 +561,9 @@ impl Array {
                 tidemill_wire::PROTOCOL_VERSION
             )));
         }
-        if hello.array_id != 0 && hello.array_id != self.array_id {
-            return Err(condition::NODE_OTHER_ARRAY.refusal(
-                "the node's folder belongs to another array; give it an empty folder or the right server",
+        if hello.cluster_id != 0 && hello.cluster_id != self.cluster_id {
+            return Err(condition::NODE_OTHER_CLUSTER.refusal(
+                "the node's directory belongs to another cluster; give it an empty directory or the right server",
             ));
         }
         let node = hello
@@ -572,7 +572,7 @@ impl Array {
             .ok_or_else(|| Status::invalid_argument("a greeting without status"))?;
         if self.shared.leaving.is_removed(node.node) {
             return Err(condition::NODE_REMOVED.refusal(format!(
-                "node {} was taken out of the array: give this one another id and an empty folder",
+                "node {} was taken out of the cluster: give this one another id and an empty directory",
                 node.node
             )));
         }
@@ -580,7 +580,7 @@ impl Array {
             .map_err(|e| Status::invalid_argument(e.to_string()))?;
         if self.tls && node.url.starts_with("http:") {
             return Err(condition::NODE_PLAIN.refusal(format!(
-                "node {} serves without TLS, which this array uses: start it without --tls off and with an https:// URL, or the server with --tls off, too",
+                "node {} serves without TLS, which this cluster uses: start it without --tls off and with an https:// URL, or the server with --tls off, too",
                 node.node
             )));
         }
@@ -592,7 +592,7 @@ impl Array {
         if hello.public_key.is_empty() {
             return Ok(Vec::new());
         }
-        let certificate = self.authority.certify(NodeId(node), &hello.public_key);
+        let certificate = self.ca.certify(NodeId(node), &hello.public_key);
         certificate.map_err(|error| Status::invalid_argument(format!("the public key: {error}")))
     }
 
@@ -721,19 +721,19 @@ impl Array {
 
     /// Declares a node lost unless it reconnects in time.
     fn lose_if_away(self: &Arc<Self>, node: u32, epoch: u64) {
-        let array = self.clone();
+        let cluster = self.clone();
         tokio::spawn(async move {
-            tokio::time::sleep(array.node_timeout).await;
+            tokio::time::sleep(cluster.node_timeout).await;
             let slot = |slot: &Slot| slot.epoch == epoch;
-            let sleeps = array.shared.sleepers.sleeps(node);
-            if !sleeps && array.slots.lock().get(&node).is_some_and(slot) {
+            let sleeps = cluster.shared.sleepers.sleeps(node);
+            if !sleeps && cluster.slots.lock().get(&node).is_some_and(slot) {
                 tracing::warn!(node, "node is lost; its labels are given elsewhere");
-                array.report(Report::Down { node });
+                cluster.report(Report::Down { node });
             }
         });
     }
 
-    /// Stores the properties of a node, so that the array knows it after a restart of the server. If the node has another memory
+    /// Stores the properties of a node, so that the cluster knows it after a restart of the server. If the node has another memory
     /// than the known one, its objects are lost.
     ///
     /// The task retries until the properties are stored or the node has reconnected. Before that, no file is placed in the new memory,
@@ -743,22 +743,22 @@ impl Array {
             up: false,
             ..node.clone()
         };
-        let array = self.clone();
+        let cluster = self.clone();
         tokio::spawn(async move {
-            while let Err(fault) = array.keep_status(status.clone()).await {
+            while let Err(fault) = cluster.keep_status(status.clone()).await {
                 fault.put_off("a node can't be remembered");
                 tokio::time::sleep(REMEMBER_PAUSE).await;
-                if array.epoch(status.node) != Some(epoch) {
+                if cluster.epoch(status.node) != Some(epoch) {
                     return;
                 }
             }
-            let mut slots = array.slots.lock();
+            let mut slots = cluster.slots.lock();
             let slot = slots.get_mut(&status.node);
             if let Some(slot) = slot.filter(|slot| slot.epoch == epoch) {
                 slot.remembered = true;
             }
             drop(slots);
-            array.refresh();
+            cluster.refresh();
         });
     }
 
@@ -919,7 +919,7 @@ impl Array {
     }
 
     /// Asks a node to measure the share of a processor that one more kernel of this user would get there. Returns `None` if the
-    /// node is not up or does not answer in time. Probes run one after the other, so that users can't keep an array's processors busy
+    /// node is not up or does not answer in time. Probes run one after the other, so that users can't keep a cluster's processors busy
     /// with them.
     pub(crate) async fn probe(&self, node: u32, owner: Owner) -> Option<v1::Probed> {
         let probed = async {
@@ -945,7 +945,7 @@ impl Array {
 }
 
 /// A probe that waits for its answer.
-struct Asked<'a>(&'a Array, u64);
+struct Asked<'a>(&'a Cluster, u64);
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
@@ -981,11 +981,11 @@ fn known_nodes(db: &rusqlite::Connection) -> Result<Vec<v1::Node>, Fault> {
 
 /// Refuses two nodes that use one id at once.
 fn check_same(old: &v1::Node, new: &v1::Node, connected: bool) -> Result<(), Status> {
-    let same = old.host == new.host && old.folder == new.folder;
+    let same = old.host == new.host && old.directory == new.directory;
     if connected && !same {
         return Err(condition::NODE_TWICE.refusal(format!(
-            "node {} is up already, in {} of another host or folder; give this one another id",
-            old.node, old.folder
+            "node {} is up already, in {} of another host or directory; give this one another id",
+            old.node, old.directory
         )));
     }
     Ok(())
@@ -1004,17 +1004,17 @@ mod tests {
     const NODES: u32 = 8;
     const ROUNDS: usize = 50;
 
-    fn array(folder: &std::path::Path) -> Arc<Array> {
-        let names = SqliteNames::open(&folder.join("server.db"), (0, 0)).unwrap();
+    fn cluster(directory: &std::path::Path) -> Arc<Cluster> {
+        let names = SqliteNames::open(&directory.join("server.db"), (0, 0)).unwrap();
         let settings = Settings {
-            array_id: 1,
+            cluster_id: 1,
             node_timeout: Duration::from_secs(60),
             link_bytes_per_sec: 0,
             tls: false,
-            authority: Arc::new(Authority::open(&folder.join("authority")).unwrap()),
+            ca: Arc::new(Ca::open(&directory.join("ca")).unwrap()),
         };
         // Messages to the driver wait for no receiver.
-        Arc::new(Array::new(&names, settings, std::sync::mpsc::channel().0).unwrap())
+        Arc::new(Cluster::new(&names, settings, std::sync::mpsc::channel().0).unwrap())
     }
 
     fn hello(node: u32) -> v1::Hello {
@@ -1044,8 +1044,8 @@ mod tests {
     fn nodes_attaching_at_once_learn_all_addresses() {
         let runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = { runtime }.enable_all().build().unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let array = runtime.block_on(async { array(folder.path()) });
+        let directory = tempfile::tempdir().unwrap();
+        let cluster = runtime.block_on(async { cluster(directory.path()) });
         let all: Vec<u32> = (0..NODES).collect();
         for round in 0..ROUNDS {
             let start = Barrier::new(all.len());
@@ -1053,7 +1053,7 @@ mod tests {
                 let _entered = runtime.enter();
                 let (outbox, told) = outbox();
                 start.wait();
-                let (_, _, ended) = array.join(hello(node), outbox).unwrap();
+                let (_, _, ended) = cluster.join(hello(node), outbox).unwrap();
                 (told, ended)
             };
             let here: Vec<_> = std::thread::scope(|scope| {
@@ -1064,7 +1064,7 @@ mod tests {
             for (node, (mut told, _)) in here.into_iter().enumerate() {
                 assert_eq!(known(&mut told), all, "round {round}, node {node}");
             }
-            array.slots.lock().clear();
+            cluster.slots.lock().clear();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! An array of real processes for one test: a server, nodes and a mount, in a temporary folder. All are ended with the test.
+//! A cluster of real processes for one test: a server, nodes and a mount, in a temporary directory. All are ended with the test.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 /// Maximum time for any event. It is long, because no test here checks speed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
-pub(crate) struct Array {
-    folder: tempfile::TempDir,
+pub(crate) struct Cluster {
+    directory: tempfile::TempDir,
     server: Option<Child>,
     nodes: Vec<Option<Child>>,
     mount: Option<Child>,
@@ -69,8 +69,8 @@ pub(crate) struct Said {
     pub(crate) err: String,
 }
 
-impl Array {
-    /// Starts an array with the default options; returns `None`, with a message, without root or FUSE.
+impl Cluster {
+    /// Starts a cluster with the default options; returns `None`, with a message, without root or FUSE.
     pub(crate) fn start() -> Option<Self> {
         Self::with(Options::default())
     }
@@ -79,39 +79,39 @@ impl Array {
         Self::prepared(options, |_| {})
     }
 
-    /// Starts an array; `prepare` may change the folder before any process starts in it.
+    /// Starts a cluster; `prepare` may change the directory before any process starts in it.
     pub(crate) fn prepared(options: Options, prepare: impl FnOnce(&Self)) -> Option<Self> {
         if !can_mount() {
             return None;
         }
-        let folder = tempfile::Builder::new()
+        let directory = tempfile::Builder::new()
             .prefix("tidemill-e2e-")
             .tempdir()
             .unwrap();
         let count = options.nodes;
-        let mut array = Self {
-            folder,
+        let mut cluster = Self {
+            directory,
             server: None,
             nodes: Vec::new(),
             mount: None,
             options,
             listen: "127.0.0.1:0".into(),
         };
-        prepare(&array);
-        array.start_server();
-        array.nodes.resize_with(count, || None);
+        prepare(&cluster);
+        cluster.start_server();
+        cluster.nodes.resize_with(count, || None);
         for index in 0..count {
-            array.start_node(index);
+            cluster.start_node(index);
         }
-        array.wait_for_nodes(count);
-        if array.options.mount {
-            array.start_mount();
+        cluster.wait_for_nodes(count);
+        if cluster.options.mount {
+            cluster.start_mount();
         }
-        Some(array)
+        Some(cluster)
     }
 
     pub(crate) fn path(&self, relative: &str) -> PathBuf {
-        self.folder.path().join(relative)
+        self.directory.path().join(relative)
     }
 
     /// Returns a path below the mount.
@@ -119,7 +119,7 @@ impl Array {
         self.path("mnt").join(relative)
     }
 
-    pub(crate) fn node_folder(&self, index: usize) -> PathBuf {
+    pub(crate) fn node_directory(&self, index: usize) -> PathBuf {
         self.path(&format!("node-{index}"))
     }
 
@@ -129,14 +129,14 @@ impl Array {
         let file = |part: &Value| {
             let object = part["object"].as_str().unwrap();
             let node = part["copies"][0]["node"].as_u64().unwrap();
-            let folder = self.node_folder(usize::try_from(node).unwrap());
-            folder.join(format!("objects/{}/{object}", &object[14..]))
+            let directory = self.node_directory(usize::try_from(node).unwrap());
+            directory.join(format!("objects/{}/{object}", &object[14..]))
         };
         let parts = layout["parts"].as_array().unwrap();
         parts.iter().map(file).collect()
     }
 
-    /// Returns the server's address from its folder.
+    /// Returns the server's address from its directory.
     pub(crate) fn address(&self) -> String {
         self.log("server/address").trim().to_owned()
     }
@@ -156,7 +156,7 @@ impl Array {
         let mut command = self.tidemill();
         command
             .arg("server")
-            .arg("--folder")
+            .arg("--data-dir")
             .arg(self.path("server"));
         command.args(["--listen", &self.listen]);
         command.args([
@@ -181,7 +181,7 @@ impl Array {
     pub(crate) fn start_node(&mut self, index: usize) {
         let mut command = self.tidemill();
         command.arg("node").args(["--id", &index.to_string()]);
-        command.arg("--folder").arg(self.node_folder(index));
+        command.arg("--data-dir").arg(self.node_directory(index));
         command.args(["--listen", &self.options.node_listen]);
         if !self.in_memory() {
             command.args(["--cores", &self.options.cores.to_string()]);
@@ -205,13 +205,13 @@ impl Array {
     /// Kills a node and deletes its data in memory, like the end of its host.
     pub(crate) fn lose_memory(&mut self, index: usize) {
         self.kill_node(index);
-        detach(&self.node_folder(index));
+        detach(&self.node_directory(index));
     }
 
     /// Kills a node and deletes the data that its tasks exchange in memory.
     pub(crate) fn lose_handed(&mut self, index: usize) {
         self.kill_node(index);
-        detach(&self.node_folder(index).join("handed"));
+        detach(&self.node_directory(index).join("handed"));
     }
 
     /// Adds one more node, with other arguments. Nodes that are started later have these arguments, too.
@@ -297,9 +297,9 @@ impl Array {
         }
         let server = self.path("server").display().to_string();
         let nodes = 0..self.nodes.len();
-        let nodes = nodes.map(|index| self.node_folder(index).display().to_string());
+        let nodes = nodes.map(|index| self.node_directory(index).display().to_string());
         let nodes: Vec<String> = nodes.collect();
-        let mut args = vec!["rebuild", "--folder", &server];
+        let mut args = vec!["rebuild", "--data-dir", &server];
         args.extend(nodes.iter().map(String::as_str));
         let said = self.json(&args);
         self.start_server();
@@ -321,7 +321,7 @@ impl Array {
         send(self.nodes[index].as_ref(), signal);
     }
 
-    /// Returns a `tidemill` command for this array.
+    /// Returns a `tidemill` command for this cluster.
     pub(crate) fn tidemill(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidemill"));
         command.arg("--server").arg(self.endpoint());
@@ -330,7 +330,7 @@ impl Array {
         command
     }
 
-    /// Runs `tidemill ARGS` for this array.
+    /// Runs `tidemill ARGS` for this cluster.
     pub(crate) fn run(&self, args: &[&str]) -> Said {
         said(self.tidemill().args(args).output().unwrap())
     }
@@ -358,7 +358,7 @@ impl Array {
         said(Command::new("bash").arg("-c").arg(script).output().unwrap())
     }
 
-    /// Writes a job script next to the array and submits it; returns the job's id.
+    /// Writes a job script next to the cluster and submits it; returns the job's id.
     pub(crate) fn submit(&self, script: &str) -> u64 {
         let said = self.try_submit(script);
         assert!(said.ok, "{script}\n{}{}", said.out, said.err);
@@ -404,7 +404,7 @@ impl Array {
     }
 }
 
-impl Drop for Array {
+impl Drop for Cluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for name in ["server.log", "node-0.log", "node-1.log", "mount.log"] {
@@ -420,12 +420,12 @@ impl Drop for Array {
             kill_hard(node.take());
         }
         if self.in_memory() {
-            detach(&self.node_folder(self.nodes.len() - 1));
+            detach(&self.node_directory(self.nodes.len() - 1));
         }
         for index in 0..self.nodes.len() {
-            let handed = self.node_folder(index).join("handed");
+            let handed = self.node_directory(index).join("handed");
             if let Ok(shared) = std::fs::read_link(&handed) {
-                // The folder may no longer exist.
+                // The directory may no longer exist.
                 let _ = std::fs::remove_dir_all(shared);
             } else if handed.exists() {
                 detach(&handed);
@@ -439,7 +439,7 @@ impl Drop for Array {
 pub(crate) struct Device(PathBuf);
 
 impl Device {
-    /// Makes the device, of `size` in the form for `mount`, and its folder.
+    /// Makes the device, of `size` in the form for `mount`, and its directory.
     pub(crate) fn new(path: PathBuf, size: &str) -> Self {
         std::fs::create_dir_all(&path).unwrap();
         let options = format!("size={size}");
@@ -474,19 +474,19 @@ impl Drop for Device {
     }
 }
 
-/// Another mount of an array.
+/// Another mount of a cluster.
 pub(crate) struct OtherMount {
     child: Child,
     pub(crate) path: PathBuf,
 }
 
 impl OtherMount {
-    pub(crate) fn start(array: &Array, name: &str) -> Self {
-        let path = array.path(name);
+    pub(crate) fn start(cluster: &Cluster, name: &str) -> Self {
+        let path = cluster.path(name);
         std::fs::create_dir_all(&path).unwrap();
-        let mut command = array.tidemill();
+        let mut command = cluster.tidemill();
         command.arg("mount").arg("--path").arg(&path);
-        if array.options.remote {
+        if cluster.options.remote {
             command.args(["--in-place", "false"]);
         }
         let child = command.stderr(Stdio::null()).spawn().unwrap();
@@ -521,9 +521,9 @@ pub(crate) fn can_mount() -> bool {
     false
 }
 
-/// Returns a folder of user 65534, whose mounts use `fusermount3`; the shell command `also` must succeed, too. If not, prints a message
+/// Returns a directory of user 65534, whose mounts use `fusermount3`; the shell command `also` must succeed, too. If not, prints a message
 /// and returns `None`.
-pub(crate) fn folder_of_nobody(also: &str) -> Option<tempfile::TempDir> {
+pub(crate) fn directory_of_nobody(also: &str) -> Option<tempfile::TempDir> {
     if !can_mount() {
         return None;
     }
@@ -533,12 +533,12 @@ pub(crate) fn folder_of_nobody(also: &str) -> Option<tempfile::TempDir> {
         crate::require::skip(&format!("it needs fusermount3, setpriv and: {also}"));
         return None;
     }
-    let folder = tempfile::Builder::new()
+    let directory = tempfile::Builder::new()
         .prefix("tidemill-e2e-")
         .tempdir()
         .unwrap();
-    std::os::unix::fs::chown(folder.path(), Some(65534), Some(65534)).unwrap();
-    Some(folder)
+    std::os::unix::fs::chown(directory.path(), Some(65534), Some(65534)).unwrap();
+    Some(directory)
 }
 
 /// Waits until `ready` returns true, and calls it repeatedly.
@@ -585,7 +585,7 @@ fn detach(path: &Path) {
         .arg(path)
         .stderr(Stdio::null())
         .status();
-    // A mount that was killed leaves its folder immutable, if the file system supports that.
+    // A mount that was killed leaves its directory immutable, if the file system supports that.
     let _ = Command::new("chattr")
         .arg("-i")
         .arg(path)

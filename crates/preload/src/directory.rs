@@ -38,7 +38,7 @@ pub(crate) fn find() {
     }
 }
 
-/// Requests the path in the array without symbolic links. Returns its length; for a path on the host, the result of `host` as an error.
+/// Requests the path in the cluster without symbolic links. Returns its length; for a path on the host, the result of `host` as an error.
 fn resolve(
     at: c_int,
     path: *const c_char,
@@ -102,7 +102,7 @@ extern "C" fn fchdir(descriptor: c_int) -> c_int {
     }
 }
 
-/// Returns the prefix and a path in the array as one path, and its length.
+/// Returns the prefix and a path in the cluster as one path, and its length.
 fn outer(inside: &[u8], to: &mut place::Room) -> usize {
     let mut prefix = [0; 300];
     let length = place::prefix(&mut prefix);
@@ -164,7 +164,7 @@ extern "C" fn get_current_dir_name() -> *mut c_char {
 
 fn real_path(path: *const c_char, to: *mut c_char) -> *mut c_char {
     let mut inside = [0; c::PATH_ROOM];
-    // For a path that leaves the array, the C library resolves the rest.
+    // For a path that leaves the cluster, the C library resolves the rest.
     let host = |_, path: *const c_char| {
         let words = [path as usize, to as usize, 0, 0, 0, 0];
         c::long(c::real(&REALPATH, words))
@@ -172,7 +172,7 @@ fn real_path(path: *const c_char, to: *mut c_char) -> *mut c_char {
     let mut joined = [0; 2 * c::PATH_ROOM];
     match place::of(HERE, c::text(path), &mut joined) {
         Ok(Where::Host) => return c::pointer(c::isize_of(host(HERE, path))).cast(),
-        Ok(Where::Array(..)) => {}
+        Ok(Where::Cluster(..)) => {}
         Err(errno) => {
             c::set_errno(errno);
             return std::ptr::null_mut();
@@ -214,14 +214,14 @@ extern "C" fn pathconf(path: *const c_char, name: c_int) -> c_long {
         let words = [path as usize, c::word(name), 0, 0, 0, 0];
         c::long(c::real(&PATHCONF, words))
     };
-    // The array allows the same as the system; the number of names of a file is that of a mount.
+    // The cluster allows the same as the system; the number of names of a file is that of a mount.
     Call::new(Op::Access, HERE, path).make(&mut [], host, |_, _| match name {
         libc::_PC_LINK_MAX => LINKS_MAX,
         _ => host(HERE, c"/".as_ptr()),
     })
 }
 
-/// A listing of a directory of the array. It has all entries from the time when it began.
+/// A listing of a directory of the cluster. It has all entries from the time when it began.
 #[repr(C)]
 struct Listing {
     ours: u64,
@@ -303,9 +303,9 @@ impl Listing {
 }
 
 /// Returns the listing, if it is one of this library.
-fn ours<'a>(folder: *mut DIR) -> Option<&'a mut Listing> {
-    let begins: u64 = c::value(folder.cast())?;
-    (begins == OURS).then(|| c::reference(folder.cast::<Listing>()))
+fn ours<'a>(directory: *mut DIR) -> Option<&'a mut Listing> {
+    let begins: u64 = c::value(directory.cast())?;
+    (begins == OURS).then(|| c::reference(directory.cast::<Listing>()))
 }
 
 #[unsafe(no_mangle)]
@@ -340,28 +340,32 @@ extern "C" fn fdopendir(descriptor: c_int) -> *mut DIR {
     }
 }
 
-fn next_entry(folder: *mut DIR) -> *mut libc::dirent64 {
-    match ours(folder) {
+fn next_entry(directory: *mut DIR) -> *mut libc::dirent64 {
+    match ours(directory) {
         Some(listing) => listing.next(),
-        None => c::pointer(c::real(&READDIR, [folder as usize, 0, 0, 0, 0, 0])).cast(),
+        None => c::pointer(c::real(&READDIR, [directory as usize, 0, 0, 0, 0, 0])).cast(),
     }
 }
 
 // Entries of both widths are the same on 64-bit systems.
 
 #[unsafe(no_mangle)]
-extern "C" fn readdir(folder: *mut DIR) -> *mut libc::dirent64 {
-    next_entry(folder)
+extern "C" fn readdir(directory: *mut DIR) -> *mut libc::dirent64 {
+    next_entry(directory)
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn readdir64(folder: *mut DIR) -> *mut libc::dirent64 {
-    next_entry(folder)
+extern "C" fn readdir64(directory: *mut DIR) -> *mut libc::dirent64 {
+    next_entry(directory)
 }
 
-fn next_into(folder: *mut DIR, to: *mut libc::dirent64, result: *mut *mut libc::dirent64) -> c_int {
-    let Some(listing) = ours(folder) else {
-        let words = [folder as usize, to as usize, result as usize, 0, 0, 0];
+fn next_into(
+    directory: *mut DIR,
+    to: *mut libc::dirent64,
+    result: *mut *mut libc::dirent64,
+) -> c_int {
+    let Some(listing) = ours(directory) else {
+        let words = [directory as usize, to as usize, result as usize, 0, 0, 0];
         return c::int_of(c::real(&READDIR_R, words));
     };
     c::set_errno(0);
@@ -380,69 +384,69 @@ fn next_into(folder: *mut DIR, to: *mut libc::dirent64, result: *mut *mut libc::
 
 #[unsafe(no_mangle)]
 extern "C" fn readdir_r(
-    folder: *mut DIR,
+    directory: *mut DIR,
     to: *mut libc::dirent64,
     result: *mut *mut libc::dirent64,
 ) -> c_int {
-    next_into(folder, to, result)
+    next_into(directory, to, result)
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn readdir64_r(
-    folder: *mut DIR,
+    directory: *mut DIR,
     to: *mut libc::dirent64,
     result: *mut *mut libc::dirent64,
 ) -> c_int {
-    next_into(folder, to, result)
+    next_into(directory, to, result)
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn closedir(folder: *mut DIR) -> c_int {
-    if ours(folder).is_none() {
-        return c::int_of(c::real(&CLOSEDIR, [folder as usize, 0, 0, 0, 0, 0]));
+extern "C" fn closedir(directory: *mut DIR) -> c_int {
+    if ours(directory).is_none() {
+        return c::int_of(c::real(&CLOSEDIR, [directory as usize, 0, 0, 0, 0, 0]));
     }
-    let mut listing = c::owned(folder.cast::<Listing>());
+    let mut listing = c::owned(directory.cast::<Listing>());
     listing.ours = 0;
     let words = [c::word(listing.descriptor), 0, 0, 0, 0];
     c::int(c::call(libc::SYS_close, words))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn rewinddir(folder: *mut DIR) {
-    match ours(folder) {
+extern "C" fn rewinddir(directory: *mut DIR) {
+    match ours(directory) {
         Some(listing) => listing.begun = false,
         None => {
-            c::real(&REWINDDIR, [folder as usize, 0, 0, 0, 0, 0]);
+            c::real(&REWINDDIR, [directory as usize, 0, 0, 0, 0, 0]);
         }
     }
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn seekdir(folder: *mut DIR, to: c_long) {
-    match ours(folder) {
+extern "C" fn seekdir(directory: *mut DIR, to: c_long) {
+    match ours(directory) {
         Some(listing) => {
             listing.at = usize::try_from(to).unwrap_or(0).min(listing.entries.len());
         }
         None => {
             let to = c::isize_of(to).cast_unsigned();
-            c::real(&SEEKDIR, [folder as usize, to, 0, 0, 0, 0]);
+            c::real(&SEEKDIR, [directory as usize, to, 0, 0, 0, 0]);
         }
     }
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn telldir(folder: *mut DIR) -> c_long {
-    match ours(folder) {
+extern "C" fn telldir(directory: *mut DIR) -> c_long {
+    match ours(directory) {
         Some(listing) => c_long::try_from(listing.at).unwrap_or(-1),
-        None => c::long(c::real(&TELLDIR, [folder as usize, 0, 0, 0, 0, 0])),
+        None => c::long(c::real(&TELLDIR, [directory as usize, 0, 0, 0, 0, 0])),
     }
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn dirfd(folder: *mut DIR) -> c_int {
-    match ours(folder) {
+extern "C" fn dirfd(directory: *mut DIR) -> c_int {
+    match ours(directory) {
         Some(listing) => listing.descriptor,
-        None => c::int_of(c::real(&DIRFD, [folder as usize, 0, 0, 0, 0, 0])),
+        None => c::int_of(c::real(&DIRFD, [directory as usize, 0, 0, 0, 0, 0])),
     }
 }
 
@@ -463,13 +467,13 @@ fn scanned(
         let words = [path as usize, to as usize, select, compare, 0, 0];
         return c::int_of(c::real(&SCANDIR, words));
     }
-    let folder = opendir(path);
-    if folder.is_null() {
+    let directory = opendir(path);
+    if directory.is_null() {
         return -1;
     }
     let mut chosen: Vec<*mut libc::dirent64> = Vec::new();
     c::set_errno(0);
-    while let Some(entry) = c::value(next_entry(folder).cast_const()) {
+    while let Some(entry) = c::value(next_entry(directory).cast_const()) {
         let wanted = select.is_none_or(|select| select((&raw const entry).cast()) != 0);
         if wanted {
             let copy: *mut libc::dirent64 = c::allocated(size_of::<libc::dirent64>()).cast();
@@ -479,7 +483,7 @@ fn scanned(
         c::set_errno(0);
     }
     let errno = c::errno();
-    closedir(folder);
+    closedir(directory);
     if errno != 0 {
         return c::int(c::fail(errno));
     }

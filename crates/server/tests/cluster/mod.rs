@@ -1,4 +1,4 @@
-//! A server in a temporary folder, and nodes that only speak the protocol.
+//! A server in a temporary directory, and nodes that only speak the protocol.
 #![allow(
     dead_code,
     clippy::unwrap_used,
@@ -102,7 +102,7 @@ impl Running {
     }
 }
 
-/// Returns the place where labels wait. With `TIDEMILL_TEST_QUEUE=memory`, it is a queue outside of the server: one for each folder,
+/// Returns the place where labels wait. With `TIDEMILL_TEST_QUEUE=memory`, it is a queue outside of the server: one for each directory,
 /// which outlives its servers. With the address of a NATS server, labels wait there.
 fn queue(dir: &Path) -> Place {
     match std::env::var("TIDEMILL_TEST_QUEUE").as_deref() {
@@ -154,7 +154,7 @@ pub fn status(id: u32) -> v1::Node {
         role: "store".into(),
         url: format!("http://127.0.0.1:{}", 40_000 + id),
         host: "test".into(),
-        folder: format!("/none/{id}"),
+        directory: format!("/none/{id}"),
         cores: 2,
         memory_bytes: 4 << 30,
         resources: [("gpu".to_owned(), u64::from(id))].into(),
@@ -175,7 +175,7 @@ impl FakeNode {
         let hello = v1::Hello {
             version: tidemill_wire::PROTOCOL_VERSION,
             node: Some(status),
-            array_id: 0,
+            cluster_id: 0,
             labels,
             asleep: false,
             free_space_epoch: 0,
@@ -187,7 +187,7 @@ impl FakeNode {
         .await
         .unwrap();
         let stream = tokio_stream::wrappers::ReceiverStream::new(receiver);
-        let mut stream = client.array().attach(stream).await.unwrap().into_inner();
+        let mut stream = client.cluster().attach(stream).await.unwrap().into_inner();
         let first = stream.message().await.unwrap().unwrap().message;
         let Some(To::Welcome(welcome)) = first else {
             panic!("{first:?}")
@@ -414,7 +414,7 @@ impl FakeNode {
     }
 }
 
-/// Creates a sealed file of `size` bytes at a path of the array, as `uid`. Returns its object.
+/// Creates a sealed file of `size` bytes at a path of the cluster, as `uid`. Returns its object.
 pub async fn write_file(client: &Client, path: &str, size: u64, uid: u32) -> u64 {
     use tidemill_wire::v1::name_result::Result as Answer;
     let (ino, object) = client.reserve(1, 1).await.unwrap();

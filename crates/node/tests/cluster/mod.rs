@@ -1,4 +1,4 @@
-//! Fake server of an array. It accepts a node's connection, sends labels, breaks the connection, and examines the node's messages.
+//! Fake server of a cluster. It accepts a node's connection, sends labels, breaks the connection, and examines the node's messages.
 
 #![allow(
     dead_code,
@@ -23,13 +23,13 @@ use tidemill_core::id::{LabelId, NodeId, ObjectId};
 use tidemill_node::{Config, Node};
 use tidemill_wire::capability::{Attributes, Capability, Key, rights};
 use tidemill_wire::route::SealBody;
-use tidemill_wire::v1::array_server::{Array, ArrayServer};
+use tidemill_wire::v1::cluster_server::{Cluster, ClusterServer};
 use tidemill_wire::v1::{self, from_node, to_node};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-pub const ARRAY: u64 = 0xa44a;
+pub const CLUSTER: u64 = 0xa44a;
 pub const KEY: [u8; 32] = [7; 32];
 
 /// Time limit of all waits. A test that reaches it has failed.
@@ -43,7 +43,7 @@ pub async fn soon<T>(what: impl Future<Output = T>) -> T {
 
 pub struct FakeServer {
     pub url: String,
-    pub array: u64,
+    pub cluster: u64,
     incoming: mpsc::UnboundedReceiver<Connection>,
 }
 
@@ -60,7 +60,7 @@ struct Service(mpsc::UnboundedSender<Connection>);
 type Outgoing = Pin<Box<dyn tokio_stream::Stream<Item = Result<v1::ToNode, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl Array for Service {
+impl Cluster for Service {
     type AttachStream = Outgoing;
 
     async fn status(
@@ -120,12 +120,12 @@ impl FakeServer {
         let stream = tokio_stream::wrappers::TcpListenerStream::new(listener);
         tokio::spawn(
             tonic::transport::Server::builder()
-                .add_service(ArrayServer::new(Service(sender)))
+                .add_service(ClusterServer::new(Service(sender)))
                 .serve_with_incoming(stream),
         );
         Self {
             url,
-            array: ARRAY,
+            cluster: CLUSTER,
             incoming,
         }
     }
@@ -138,7 +138,7 @@ impl FakeServer {
     /// Returns the next connection of any node, after the welcome.
     pub async fn welcomed(&mut self) -> Connection {
         let connection = self.connection().await;
-        connection.welcome(self.array);
+        connection.welcome(self.cluster);
         connection
     }
 }
@@ -154,14 +154,14 @@ impl Connection {
         let _ = self.to.send(Ok(message));
     }
 
-    pub fn welcome(&self, array_id: u64) {
-        self.welcome_at(array_id, 0);
+    pub fn welcome(&self, cluster_id: u64) {
+        self.welcome_at(cluster_id, 0);
     }
 
     /// Sends the welcome of a server whose clock shows that time.
-    pub fn welcome_at(&self, array_id: u64, time_ns: i64) {
+    pub fn welcome_at(&self, cluster_id: u64, time_ns: i64) {
         self.send(to_node::Message::Welcome(v1::Welcome {
-            array_id,
+            cluster_id,
             key: KEY.to_vec(),
             certificate: Vec::new(),
             time_ns,
@@ -255,12 +255,12 @@ impl Connection {
     }
 }
 
-/// Creates a folder that tasks of other users can pass through.
-pub fn folder() -> tempfile::TempDir {
+/// Creates a directory that tasks of other users can pass through.
+pub fn directory() -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt;
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
-    folder
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+    directory
 }
 
 /// Returns the program of `examples/node.rs`, which `cargo test` builds, too.
@@ -276,8 +276,8 @@ pub fn program() -> PathBuf {
     program.canonicalize().unwrap()
 }
 
-pub fn config(id: u32, folder: &Path, server: &FakeServer) -> Config {
-    let mut config = Config::new(NodeId(id), folder, server.url.parse().unwrap());
+pub fn config(id: u32, directory: &Path, server: &FakeServer) -> Config {
+    let mut config = Config::new(NodeId(id), directory, server.url.parse().unwrap());
     config.cores = 2;
     config.memory_bytes = Some(4 << 30);
     config.resources = [("gpu".to_owned(), 1)].into();
@@ -495,12 +495,12 @@ pub fn ids(ids: &[u64]) -> Vec<LabelId> {
 
 /// Starts a node whose object 1 has these bytes. Returns it with the server's end of its connection.
 pub async fn node_with(input: &[u8]) -> (tempfile::TempDir, FakeServer, Node, Connection) {
-    let folder = folder();
+    let directory = directory();
     let mut server = FakeServer::start().await;
-    let node = Node::start(config(1, folder.path(), &server))
+    let node = Node::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     let connection = server.welcomed().await;
     put(&node, 1, input).await;
-    (folder, server, node, connection)
+    (directory, server, node, connection)
 }

@@ -1,4 +1,4 @@
-//! Embedded [`Store`]: a folder on any local file system, with one plain file per object. The module uses only files below this folder.
+//! Embedded [`Store`]: a directory on any local file system, with one plain file per object. The module uses only files below this directory.
 //!
 //! Objects are stored as `objects/<2 hex>/<16 hex>`. Unsealed files have mode 0600. Sealed files have mode 0444 and, if the node runs as
 //! root, the owner [`STORE_USER`]. So a task with the rights of any user can read but never change them. The mode alone distinguishes
@@ -30,11 +30,11 @@ const STARTING_WAITS: u32 = 5;
 const SEALED_MODE: u32 = 0o444;
 const UNSEALED_MODE: u32 = 0o600;
 
-/// Store of objects as files of one folder.
+/// Store of objects as files of one directory.
 #[derive(Debug)]
-pub struct FolderStore {
-    folder: PathBuf,
-    /// Device and inode of the folder when it was opened. Another folder at the same path has another identity.
+pub struct DirectoryStore {
+    directory: PathBuf,
+    /// Device and inode of the directory when it was opened. Another directory at the same path has another identity.
     identity: (u64, u64),
     quota: Option<Quota>,
     handed: Option<Handed>,
@@ -49,34 +49,34 @@ struct Quota {
     unsealed: Mutex<HashMap<ObjectId, u64>>,
 }
 
-impl FolderStore {
-    /// Opens the object folder under `folder`, or creates it.
+impl DirectoryStore {
+    /// Opens the object directory under `directory`, or creates it.
     ///
-    /// With `capacity_bytes`, all objects together may take that many bytes; the folder is read once to count them.
+    /// With `capacity_bytes`, all objects together may take that many bytes; the directory is read once to count them.
     ///
     /// # Errors
-    /// [`StoreError::Device`] if the folder can't be created or read.
-    pub fn open(folder: &Path, capacity_bytes: Option<u64>) -> Result<Self, StoreError> {
+    /// [`StoreError::Device`] if the directory can't be created or read.
+    pub fn open(directory: &Path, capacity_bytes: Option<u64>) -> Result<Self, StoreError> {
         let at = |path: &Path, source| StoreError::Device {
             path: path.to_owned(),
             source,
         };
-        let objects = folder.join("objects");
+        let objects = directory.join("objects");
         for byte in 0..=0xff_u32 {
             let path = objects.join(format!("{byte:02x}"));
             std::fs::create_dir_all(&path).map_err(|source| at(&path, source))?;
         }
-        let sealing = folder.join("sealing");
+        let sealing = directory.join("sealing");
         empty(&sealing).map_err(|source| at(&sealing, source))?;
-        let damaged = folder.join("damaged");
+        let damaged = directory.join("damaged");
         std::fs::create_dir_all(&damaged).map_err(|source| at(&damaged, source))?;
         for private in [&objects, &sealing, &damaged] {
             std::fs::set_permissions(private, Permissions::from_mode(0o700))
                 .map_err(|source| at(private, source))?;
         }
-        let identity = rustix::fs::stat(folder).map_err(|errno| at(folder, errno.into()))?;
+        let identity = rustix::fs::stat(directory).map_err(|errno| at(directory, errno.into()))?;
         let mut store = Self {
-            folder: folder.to_owned(),
+            directory: directory.to_owned(),
             identity: (identity.st_dev, identity.st_ino),
             quota: None,
             handed: None,
@@ -92,9 +92,9 @@ impl FolderStore {
     /// # Errors
     /// [`StoreError::Device`] if the objects in memory can't be listed.
     pub(crate) fn with_memory(mut self, capacity_bytes: u64) -> Result<Self, StoreError> {
-        let handed = Handed::open(&self.folder, capacity_bytes);
+        let handed = Handed::open(&self.directory, capacity_bytes);
         self.handed = Some(handed.map_err(|source| StoreError::Device {
-            path: self.folder.join(crate::handed::FOLDER),
+            path: self.directory.join(crate::handed::DIRECTORY),
             source,
         })?);
         Ok(self)
@@ -106,12 +106,12 @@ impl FolderStore {
     }
 
     fn on_disk(&self, object: ObjectId) -> PathBuf {
-        self.folder.join(object.relative_path())
+        self.directory.join(object.relative_path())
     }
 
     /// Returns the path of a damaged object that is set aside.
     fn damaged_path(&self, object: ObjectId) -> PathBuf {
-        self.folder
+        self.directory
             .join("damaged")
             .join(format!("{:016x}", object.0))
     }
@@ -174,7 +174,7 @@ impl FolderStore {
             return Ok(None);
         }
         let own = self
-            .folder
+            .directory
             .join("sealing")
             .join(format!("{:016x}", object.0));
         let copied = copy_with_holes(file, &own).and_then(|copy| {
@@ -238,7 +238,7 @@ impl FolderStore {
             file.sync_all().map_err(error)?;
             if let Some(parent) = path.parent() {
                 File::open(parent)
-                    .and_then(|folder| folder.sync_all())
+                    .and_then(|directory| directory.sync_all())
                     .map_err(error)?;
             }
         }
@@ -357,7 +357,7 @@ fn system(error: &std::io::Error) -> Errno {
 fn sync_with_entry(file: &File, path: &Path) -> std::io::Result<()> {
     file.sync_all()?;
     match path.parent() {
-        Some(folder) => File::open(folder)?.sync_all(),
+        Some(directory) => File::open(directory)?.sync_all(),
         None => Ok(()),
     }
 }
@@ -375,17 +375,17 @@ fn changed(metadata: &std::fs::Metadata) -> SystemTime {
     SystemTime::UNIX_EPOCH + since
 }
 
-/// Creates a folder, or removes all its content. The folder itself stays: a full device may have no space to create it again.
-pub(crate) fn empty(folder: &Path) -> std::io::Result<()> {
-    match std::fs::create_dir(folder) {
+/// Creates a directory, or removes all its content. The directory itself stays: a full device may have no space to create it again.
+pub(crate) fn empty(directory: &Path) -> std::io::Result<()> {
+    match std::fs::create_dir(directory) {
         Ok(()) => return Ok(()),
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(error),
     }
-    for entry in std::fs::read_dir(folder)? {
+    for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            tidemill_kernel::remove_folder(&entry.path())?;
+            tidemill_kernel::remove_directory(&entry.path())?;
         } else {
             std::fs::remove_file(entry.path())?;
         }
@@ -442,8 +442,8 @@ fn copy_range(from: &File, to: &File, start: u64, end: u64) -> std::io::Result<(
 fn count(objects: &Path, capacity_bytes: u64) -> std::io::Result<Quota> {
     let mut used = 0;
     let mut unsealed = HashMap::new();
-    for folder in std::fs::read_dir(objects)? {
-        for file in std::fs::read_dir(folder?.path())? {
+    for directory in std::fs::read_dir(objects)? {
+        for file in std::fs::read_dir(directory?.path())? {
             let file = file?;
             let metadata = file.metadata()?;
             used += metadata.len();
@@ -461,7 +461,7 @@ fn count(objects: &Path, capacity_bytes: u64) -> std::io::Result<Quota> {
     })
 }
 
-impl Store for FolderStore {
+impl Store for DirectoryStore {
     fn create(&self, object: ObjectId) -> Result<(), StoreError> {
         self.writable(object).map(drop)
     }
@@ -639,7 +639,7 @@ impl Store for FolderStore {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
-            // The file is created in its final folder: a file system stores the files of one folder close together.
+            // The file is created in its final directory: a file system stores the files of one directory close together.
             let mut options = OpenOptions::new();
             let options = options.write(true).create_new(true).mode(UNSEALED_MODE);
             let file = options.open(&path)?;
@@ -660,19 +660,24 @@ impl Store for FolderStore {
         if let [(object, _)] = objects {
             return vec![self.sync(*object)];
         }
-        let flush = || File::open(&self.folder).and_then(|folder| Ok(rustix::fs::syncfs(&folder)?));
+        let flush = || {
+            File::open(&self.directory).and_then(|directory| Ok(rustix::fs::syncfs(&directory)?))
+        };
         let flushed = flush().map_err(|error| (error.kind(), error.to_string()));
         let settled = |_| {
             flushed.clone().map_err(|(kind, said)| StoreError::Device {
-                path: self.folder.clone(),
+                path: self.directory.clone(),
                 source: std::io::Error::new(kind, said),
             })
         };
         objects.iter().map(settled).collect()
     }
 
-    fn list(&self, folder: u8) -> Result<Vec<Entry>, StoreError> {
-        let path = self.folder.join("objects").join(format!("{folder:02x}"));
+    fn list(&self, directory: u8) -> Result<Vec<Entry>, StoreError> {
+        let path = self
+            .directory
+            .join("objects")
+            .join(format!("{directory:02x}"));
         let at = |source| StoreError::Device {
             path: path.clone(),
             source,
@@ -698,7 +703,7 @@ impl Store for FolderStore {
         }
         let handed = self.handed.as_ref();
         let handed = handed.map(Handed::objects).unwrap_or_default();
-        let here = |object: &ObjectId| object.0 & 0xff == u64::from(folder);
+        let here = |object: &ObjectId| object.0 & 0xff == u64::from(directory);
         for object in handed.into_iter().filter(here) {
             if let Ok(metadata) = self.path(object).symlink_metadata() {
                 entries.push(Entry {
@@ -757,7 +762,7 @@ impl Store for FolderStore {
             return Ok(());
         };
         let removed = if metadata.is_dir() {
-            tidemill_kernel::remove_folder(&path)
+            tidemill_kernel::remove_directory(&path)
         } else {
             std::fs::remove_file(&path)
         };
@@ -810,21 +815,21 @@ impl Store for FolderStore {
 
     fn space(&self) -> Result<Space, StoreError> {
         let at = |errno: rustix::io::Errno| StoreError::Device {
-            path: self.folder.clone(),
+            path: self.directory.clone(),
             source: errno.into(),
         };
-        let folder = rustix::fs::stat(&self.folder).map_err(at)?;
-        if (folder.st_dev, folder.st_ino) != self.identity {
+        let directory = rustix::fs::stat(&self.directory).map_err(at)?;
+        if (directory.st_dev, directory.st_ino) != self.identity {
             return Err(StoreError::Device {
-                path: self.folder.clone(),
+                path: self.directory.clone(),
                 source: std::io::Error::other(
-                    "another folder is there now: its file system was unmounted, or it was replaced",
+                    "another directory is there now: its file system was unmounted, or it was replaced",
                 ),
             });
         }
-        let counts = rustix::fs::statvfs(&self.folder).map_err(at)?;
+        let counts = rustix::fs::statvfs(&self.directory).map_err(at)?;
         let disk = Disk {
-            device: folder.st_dev,
+            device: directory.st_dev,
             capacity_bytes: counts.f_blocks.saturating_mul(counts.f_frsize),
             free_bytes: counts.f_bavail.saturating_mul(counts.f_frsize),
         };

@@ -1,45 +1,45 @@
-//! Output folders: a folder as one output of a task. The kernel fills it as it likes, and its content becomes files of the array. This
+//! Output directories: a directory as one output of a task. The kernel fills it as it likes, and its content becomes files of the cluster. This
 //! module only computes names and ids.
 //!
-//! A folder is recognised by its name, which ends in a slash wherever it is used: in the script, in labels, in stored data. The number of
-//! its files is known only when the kernel has ended, so such an output takes a whole range of ids. The first id stands for the folder
+//! A directory is recognised by its name, which ends in a slash wherever it is used: in the script, in labels, in stored data. The number of
+//! its files is known only when the kernel has ended, so such an output takes a whole range of ids. The first id stands for the directory
 //! itself, which no object has. The other ids are for its files, in order of their names.
 
 use crate::id::ObjectId;
 use crate::label::Sealed;
 use std::ops::Range;
 
-/// Maximum number of files in all folders among a task's outputs together.
+/// Maximum number of files in all directories among a task's outputs together.
 pub const FILES_MAX: u64 = 10_000;
 /// Maximum length of their full paths together, in bytes: they are reported, stored and named at once.
 pub const PATH_BYTES_MAX: usize = 4 << 20;
-/// Maximum nesting depth of folders below such an output.
+/// Maximum nesting depth of directories below such an output.
 pub const DEPTH_MAX: usize = 32;
 
-/// Returns whether an input or output of this name is a folder.
+/// Returns whether an input or output of this name is a directory.
 #[must_use]
-pub fn is_folder(name: &str) -> bool {
+pub fn is_directory(name: &str) -> bool {
     name.ends_with('/')
 }
 
 /// Returns the number of ids that an output of this name takes.
 #[must_use]
 pub fn ids(name: &str) -> u64 {
-    if is_folder(name) { 1 + FILES_MAX } else { 1 }
+    if is_directory(name) { 1 + FILES_MAX } else { 1 }
 }
 
 /// Returns the objects that an output of this name may have; `first` is the first of its ids.
 #[must_use]
 pub fn objects(name: &str, first: ObjectId) -> Range<u64> {
-    if is_folder(name) {
+    if is_directory(name) {
         first.0 + 1..first.0 + ids(name)
     } else {
         first.0..first.0 + 1
     }
 }
 
-/// Returns the sealed outputs of a label that belong to the folder with the first id `first`, in order of names. Returns `None` if there
-/// are none, or if they can't be the content of a folder.
+/// Returns the sealed outputs of a label that belong to the directory with the first id `first`, in order of names. Returns `None` if there
+/// are none, or if they can't be the content of a directory.
 #[must_use]
 pub fn files<'a>(name: &str, first: ObjectId, sealed: &'a [Sealed]) -> Option<Vec<&'a Sealed>> {
     let range = objects(name, first);
@@ -63,7 +63,7 @@ pub fn outputs_of<'a>(
     for (index, output) in outputs.into_iter().enumerate() {
         let first = files.next()?;
         owners.push(index);
-        if !is_folder(output) {
+        if !is_directory(output) {
             continue;
         }
         let within = |file: &&str| file.len() > output.len() && file.starts_with(output);
@@ -77,7 +77,7 @@ pub fn outputs_of<'a>(
     files.next().is_none().then_some(owners)
 }
 
-/// Returns whether a name refers to an entry below the folder to which it is relative.
+/// Returns whether a name refers to an entry below the directory to which it is relative.
 #[must_use]
 pub fn is_below(name: &str) -> bool {
     let within = |part| !matches!(part, "" | "." | "..");
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn folder_files_need_ids_in_range_and_valid_names() {
+    fn directory_files_need_ids_in_range_and_valid_names() {
         let first = ObjectId(10);
         let of = |sealed: &[Sealed]| {
             let files = files("d/", first, sealed)?;

@@ -1,4 +1,4 @@
-//! State of the whole array: its nodes, its server, its running jobs.
+//! State of the whole cluster: its nodes, its server, its running jobs.
 
 use super::health::{HealthView, conditions_json, conditions_text};
 use super::{View, energy, table, write_table};
@@ -11,7 +11,7 @@ use tidemill_wire::v1;
 
 /// Output of `tidemill status`.
 #[derive(Debug)]
-pub(crate) struct ArrayView {
+pub(crate) struct ClusterView {
     /// Address at which the server was reached.
     pub(crate) endpoint: String,
     /// Reply of the server.
@@ -20,7 +20,7 @@ pub(crate) struct ArrayView {
     pub(crate) running: Vec<v1::Job>,
 }
 
-impl View for ArrayView {
+impl View for ClusterView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let status = &self.status;
         writeln!(
@@ -93,7 +93,7 @@ impl View for ArrayView {
         json!({
             "endpoint": self.endpoint,
             "protocol": status.version,
-            "array": format!("{:016x}", status.array_id),
+            "cluster": format!("{:016x}", status.cluster_id),
             "started": status.started,
             "default_policy": status.default_policy,
             "policies": status.policies,
@@ -117,7 +117,7 @@ impl View for ArrayView {
     }
 }
 
-impl ArrayView {
+impl ClusterView {
     fn nodes_text(&self, out: &mut dyn Write) -> io::Result<()> {
         let header = [
             "NODE",
@@ -351,7 +351,7 @@ fn mount_json(mount: &v1::Mount) -> Value {
     })
 }
 
-/// Returns the health of the array in one word, like `tidemill health`.
+/// Returns the health of the cluster in one word, like `tidemill health`.
 fn health_word(status: &v1::StatusReply) -> &'static str {
     let copies = status.copies.clone().unwrap_or_default();
     let view = HealthView {
@@ -446,7 +446,7 @@ fn node_json(node: &v1::Node) -> Value {
         ("idle_milliwatts", node.idle_milli.into()),
         ("suspended_milliwatts", node.suspended_milli.into()),
         ("host", node.host.clone().into()),
-        ("folder", node.folder.clone().into()),
+        ("directory", node.directory.clone().into()),
         ("speed_class", speed_class(node.device_bytes_per_sec).into()),
         ("energy_class", energy_class(node.watts_milli).into()),
         ("heard", node.heard.into()),

@@ -1,4 +1,4 @@
-//! Maps of a Zarr that is a folder of files: each chunk or shard is a separate file on its own nodes. This module reads metadata
+//! Maps of a Zarr that is a directory of files: each chunk or shard is a separate file on its own nodes. This module reads metadata
 //! only.
 
 use super::{PIECES_MAX, chosen, codecs, dtype, join_near, joined, numbers, place};
@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use tidemill_core::id::NodeId;
-use tidemill_core::job::{FolderMap, Made, MappedFile, Mapping};
+use tidemill_core::job::{DirectoryMap, Made, MappedFile, Mapping};
 use tidemill_core::layout::{Layout, RANGES_MAX, Selection, VALUES_BYTES_MAX};
-use tidemill_format::{Folder, Range as Indices, Storage, Store, Variable, pieces, zarr};
+use tidemill_format::{Directory, Range as Indices, Storage, Store, Variable, pieces, zarr};
 use tidemill_kernel::array::{Held, HeldPiece};
 
 /// Maximum number of files of one component with `per = "part"`: a node with more files has several components.
@@ -17,17 +17,17 @@ const FILES_MAX: usize = 256;
 /// Bytes of the description of the decoding that remain for pieces, after the description of the variable.
 const PIECES_BYTES_MAX: usize = VALUES_BYTES_MAX * 3 / 4;
 
-/// Files of the array with the rights of a job's owner, by their full paths.
+/// Files of the cluster with the rights of a job's owner, by their full paths.
 pub(in crate::jobs) trait Below {
     /// Returns the sealed version of a file; `None` if the file does not exist or has no version yet.
     fn look(&self, path: &str) -> io::Result<Option<Made>>;
     /// Reads bytes of a version.
     fn read_at(&self, path: &str, made: &Made, offset: u64, into: &mut [u8]) -> io::Result<()>;
-    /// Returns the names in a folder.
+    /// Returns the names in a directory.
     fn list(&self, path: &str) -> io::Result<Vec<String>>;
 }
 
-/// A folder in the state in which its files were first looked up.
+/// A directory in the state in which its files were first looked up.
 struct Tree<'a> {
     files: &'a dyn Below,
     root: &'a str,
@@ -59,7 +59,7 @@ impl Tree<'_> {
     }
 }
 
-impl Folder for Tree<'_> {
+impl Directory for Tree<'_> {
     fn size(&self, path: &str) -> io::Result<Option<u64>> {
         Ok(self.made(path)?.map(|made| made.layout.size()))
     }
@@ -93,17 +93,17 @@ struct Found {
 /// Returns the components of a Zarr variable, each with the files that it reads.
 ///
 /// # Errors
-/// The text is for the author of the mapper: the fault in the mapper, the folder or its content.
+/// The text is for the author of the mapper: the fault in the mapper, the directory or its content.
 pub(in crate::jobs) fn map(
     files: &dyn Below,
     root: &str,
     mapping: &Mapping<'_>,
-) -> Result<FolderMap, String> {
+) -> Result<DirectoryMap, String> {
     let mapper = mapping.mapper;
     let (kind, name) = mapper.split_once(':').unwrap_or((mapper, ""));
     if kind != "zarr" {
         return Err(format!(
-            "{mapper}: {root} is a folder: of those only a Zarr has variables, as \"zarr:ARRAY\""
+            "{mapper}: {root} is a directory: of those only a Zarr has variables, as \"zarr:ARRAY\""
         ));
     }
     let tree = Tree {
@@ -113,7 +113,7 @@ pub(in crate::jobs) fn map(
     };
     let told = |why: &dyn std::fmt::Display| format!("{mapper}: {root}: {why}");
     if !zarr::is(&tree).map_err(|error| told(&error))? {
-        let why = "the folder is no Zarr: it has neither zarr.json, .zgroup nor .zarray";
+        let why = "the directory is no Zarr: it has neither zarr.json, .zgroup nor .zarray";
         return Err(told(&why));
     }
     let header = zarr::read(&tree).map_err(|error| told(&whole(&error)))?;
@@ -127,7 +127,7 @@ pub(in crate::jobs) fn map(
         false => found.pieces.iter().map(|piece| vec![piece]).collect(),
     };
     let files = components.iter().map(|pieces| found.files_of(pieces));
-    Ok(FolderMap {
+    Ok(DirectoryMap {
         components: files.collect::<Result<_, _>>().map_err(|why| told(&why))?,
         args: handed.args,
     })
@@ -164,7 +164,7 @@ impl Found {
             pieces: Vec::new(),
         };
         let all: Vec<_> = variable.shape().into_iter().map(Indices::all).collect();
-        let chunks = pieces(variable, &all, Store::Folder(tree), u64::MAX);
+        let chunks = pieces(variable, &all, Store::Directory(tree), u64::MAX);
         let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
         for (looked, piece) in chunks.map_err(|error| whole(&error))?.enumerate() {
             // Most chunks of a sparse variable may never have been written.
@@ -296,7 +296,7 @@ mod tests {
     use tidemill_core::id::ObjectId;
     use tidemill_core::layout::Part;
 
-    /// A local folder in the role of the array, its files on three nodes, or striped over two.
+    /// A local directory in the role of the cluster, its files on three nodes, or striped over two.
     struct Here {
         root: PathBuf,
         striped: bool,
@@ -469,7 +469,7 @@ mod tests {
     fn map_of_bad_zarr_reports_path() {
         let told = |here: &Here, mapper: &str| map(here, "/z", &plain(mapper, true)).unwrap_err();
         let good = here("three.zarr", false);
-        assert!(told(&good, "netcdf:tas").contains("is a folder"));
+        assert!(told(&good, "netcdf:tas").contains("is a directory"));
         assert!(told(&good, "zarr:rain").contains("no variable rain; there are"));
         let none = Here {
             root: fixtures().join("three.zarr/tas/c"),
@@ -489,11 +489,11 @@ mod tests {
         }
     }
 
-    /// A folder with thousands of chunks of one byte: the size of a component is bounded for any number of chunks.
+    /// A directory with thousands of chunks of one byte: the size of a component is bounded for any number of chunks.
     #[test]
     fn zarr_with_thousands_of_chunks_gets_bounded_components() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = |path: &str| folder.path().join(path);
+        let directory = tempfile::tempdir().unwrap();
+        let at = |path: &str| directory.path().join(path);
         let array = serde_json::json!({
             "zarr_format": 2, "shape": [2000], "chunks": [1], "dtype": "|u1", "compressor": null, "filters": null,
             "fill_value": 0, "order": "C",
@@ -507,7 +507,7 @@ mod tests {
             .unwrap();
         }
         let here = Here {
-            root: folder.path().to_owned(),
+            root: directory.path().to_owned(),
             ..here("", false)
         };
         let components = map(&here, "/z", &plain("zarr:", true)).unwrap().components;

@@ -1,4 +1,4 @@
-//! The folder of the logs of a user's applications, and the lock of its agent. It creates the folder and starts the agent.
+//! The directory of the logs of a user's applications, and the lock of its agent. It creates the directory and starts the agent.
 
 use crate::error::Error;
 use crate::log::Bell;
@@ -16,12 +16,12 @@ const BELL: &str = "bell";
 /// Suffix of the names of logs.
 pub(crate) const LOG: &str = "labels";
 
-/// A user's folder of logs: on this host, so that it outlives every process, and private to the user.
+/// A user's directory of logs: on this host, so that it outlives every process, and private to the user.
 #[derive(Clone, Debug)]
-pub(crate) struct Folder(PathBuf);
+pub(crate) struct Directory(PathBuf);
 
-impl Folder {
-    /// Opens that folder, or the user's own: `TIDEMILL_LABELS`, or `/dev/shm/tidemill-labels-UID`.
+impl Directory {
+    /// Opens that directory, or the user's own: `TIDEMILL_LABELS`, or `/dev/shm/tidemill-labels-UID`.
     pub(crate) fn open(named: Option<&Path>) -> Result<Self, Error> {
         let user = rustix::process::geteuid().as_raw();
         let path = match (named, std::env::var_os("TIDEMILL_LABELS")) {
@@ -55,7 +55,7 @@ impl Folder {
     pub(crate) fn logs(&self) -> std::io::Result<Vec<PathBuf>> {
         let mut logs = Vec::new();
         let entries = match std::fs::read_dir(&self.0) {
-            // The folder was removed.
+            // The directory was removed.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(logs),
             entries => entries?,
         };
@@ -100,7 +100,7 @@ impl Folder {
         Ok(None)
     }
 
-    /// Whether this is the lock that other agents see. It is not if the folder was removed, and perhaps created again, as happens with a
+    /// Whether this is the lock that other agents see. It is not if the directory was removed, and perhaps created again, as happens with a
     /// user's memory at logout: then another agent may run.
     pub(crate) fn is_locked_by(&self, lock: &File) -> bool {
         lies_at(lock, &self.0.join(LOCK))
@@ -129,7 +129,9 @@ impl Folder {
             why,
         };
         let mut command = Command::new(&program);
-        command.args(["agent", "--detach", "--folder"]).arg(&self.0);
+        command
+            .args(["agent", "--detach", "--data-dir"])
+            .arg(&self.0);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let output = command
             .stderr(Stdio::piped())
@@ -157,10 +159,10 @@ pub(crate) fn lies_at(file: &File, path: &Path) -> bool {
     named.is_ok_and(|named| file.metadata().map(id).is_ok_and(|own| own == named))
 }
 
-/// Returns the reason why a folder cannot be the folder of a user's logs.
+/// Returns the reason why a directory cannot be the directory of a user's logs.
 fn why_not(is: &std::fs::Metadata, user: u32) -> Option<String> {
     let instead =
-        "or set TIDEMILL_LABELS to a folder of yours that nobody else may look into (chmod 700)";
+        "or set TIDEMILL_LABELS to a directory of yours that nobody else may look into (chmod 700)";
     if is.uid() != user {
         let whose = is.uid();
         return Some(format!(
@@ -168,13 +170,14 @@ fn why_not(is: &std::fs::Metadata, user: u32) -> Option<String> {
         ));
     }
     if !is.is_dir() {
-        return Some(format!("it is not a folder: remove it, {instead}"));
+        return Some(format!("it is not a directory: remove it, {instead}"));
     }
-    (is.mode() & 0o077 != 0)
-        .then(|| "it must be a folder of yours that nobody else may look into (chmod 700)".into())
+    (is.mode() & 0o077 != 0).then(|| {
+        "it must be a directory of yours that nobody else may look into (chmod 700)".into()
+    })
 }
 
-/// Returns the mountpoint of the array: `TIDEMILL_MOUNT`, or the only mount of this host.
+/// Returns the mountpoint of the cluster: `TIDEMILL_MOUNT`, or the only mount of this host.
 pub(crate) fn mounted() -> Result<PathBuf, Error> {
     if let Some(named) = std::env::var_os("TIDEMILL_MOUNT") {
         return Ok(named.into());
@@ -183,15 +186,15 @@ pub(crate) fn mounted() -> Result<PathBuf, Error> {
     match (found.next(), found.next()) {
         (Some(one), None) => Ok(one),
         (None, _) => Err(Error::Mount(
-            "no array is mounted here: see `tidemill up` and `tidemill mount`".into(),
+            "no cluster is mounted here: see `tidemill up` and `tidemill mount`".into(),
         )),
         (Some(_), Some(_)) => Err(Error::Mount(
-            "several arrays are mounted here: set TIDEMILL_MOUNT to the folder of the one that is meant".into(),
+            "several clusters are mounted here: set TIDEMILL_MOUNT to the directory of the one that is meant".into(),
         )),
     }
 }
 
-/// Returns the mountpoints of arrays on this host.
+/// Returns the mountpoints of clusters on this host.
 #[must_use]
 pub fn mounts() -> Vec<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -200,8 +203,8 @@ pub fn mounts() -> Vec<PathBuf> {
         let mut words = after.split(' ');
         // A mount by root has no type except FUSE.
         let is_fuse = words.next()?.starts_with("fuse");
-        let is_array = is_fuse && words.next() == Some("tidemill");
-        is_array.then(|| before.split(' ').nth(4))?
+        let is_cluster = is_fuse && words.next() == Some("tidemill");
+        is_cluster.then(|| before.split(' ').nth(4))?
     });
     let name = |found: &str| {
         let escapes = [
@@ -216,9 +219,9 @@ pub fn mounts() -> Vec<PathBuf> {
     found.map(name).collect()
 }
 
-/// Returns the type of the file system that contains a folder.
-pub(crate) fn system(folder: &Path) -> std::io::Result<u64> {
-    let system = rustix::fs::statfs(folder)?.f_type;
+/// Returns the type of the file system that contains a directory.
+pub(crate) fn system(directory: &Path) -> std::io::Result<u64> {
+    let system = rustix::fs::statfs(directory)?.f_type;
     // A number of 32 bits, whatever type the system uses for it.
     Ok(system as u64 & 0xffff_ffff)
 }
@@ -227,30 +230,30 @@ pub(crate) fn system(folder: &Path) -> std::io::Result<u64> {
 mod tests {
     use super::*;
 
-    fn folder() -> (tempfile::TempDir, Folder) {
+    fn directory() -> (tempfile::TempDir, Directory) {
         let place = tempfile::tempdir().unwrap();
-        let folder = Folder::open(Some(&place.path().join("logs"))).unwrap();
-        (place, folder)
+        let directory = Directory::open(Some(&place.path().join("logs"))).unwrap();
+        (place, directory)
     }
 
     #[test]
-    fn lock_of_deleted_folder_is_not_held() {
-        let (_place, folder) = folder();
-        let lock = folder.lock().unwrap().unwrap();
-        assert!(folder.is_locked_by(&lock) && folder.has_agent());
-        assert!(folder.lock().unwrap().is_none());
-        std::fs::remove_dir_all(folder.path()).unwrap();
-        assert!(!folder.is_locked_by(&lock));
-        let again = Folder::open(Some(folder.path())).unwrap();
-        assert!(!folder.is_locked_by(&lock) && !again.has_agent());
+    fn lock_of_deleted_directory_is_not_held() {
+        let (_place, directory) = directory();
+        let lock = directory.lock().unwrap().unwrap();
+        assert!(directory.is_locked_by(&lock) && directory.has_agent());
+        assert!(directory.lock().unwrap().is_none());
+        std::fs::remove_dir_all(directory.path()).unwrap();
+        assert!(!directory.is_locked_by(&lock));
+        let again = Directory::open(Some(directory.path())).unwrap();
+        assert!(!directory.is_locked_by(&lock) && !again.has_agent());
         let other = again.lock().unwrap().unwrap();
         assert!(again.is_locked_by(&other) && !again.is_locked_by(&lock));
     }
 
     #[test]
-    fn why_not_reports_owner_of_folder_and_remedy() {
-        let (place, folder) = folder();
-        let is = folder.path().metadata().unwrap();
+    fn why_not_reports_owner_of_directory_and_remedy() {
+        let (place, directory) = directory();
+        let is = directory.path().metadata().unwrap();
         assert_eq!(why_not(&is, is.uid()), None);
         let why = why_not(&is, is.uid() + 1).unwrap();
         let owner = format!("belongs to user {}", is.uid());
@@ -261,6 +264,6 @@ mod tests {
         let file = place.path().join("file");
         std::fs::write(&file, "").unwrap();
         let is = file.metadata().unwrap();
-        assert!(why_not(&is, is.uid()).unwrap().contains("not a folder"));
+        assert!(why_not(&is, is.uid()).unwrap().contains("not a directory"));
     }
 }

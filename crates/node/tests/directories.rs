@@ -1,16 +1,16 @@
-//! A folder as one output: the allowed content, the resulting objects, and the clean-up after a crash of the node or a hostile kernel.
+//! A directory as one output: the allowed content, the resulting objects, and the clean-up after a crash of the node or a hostile kernel.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
-mod array;
+mod cluster;
 
-use array::*;
-use tidemill_core::folder::{DEPTH_MAX, FILES_MAX};
+use cluster::*;
+use tidemill_core::directory::{DEPTH_MAX, FILES_MAX};
 use tidemill_node::Node;
 use tidemill_wire::v1;
 
-/// First id of the folder in these tests.
-const FOLDER: u64 = 0x10_0000;
+/// First id of the directory in these tests.
+const DIRECTORY: u64 = 0x10_0000;
 
 async fn node() -> (tempfile::TempDir, FakeServer, Node, Connection) {
     node_with(b"input").await
@@ -19,21 +19,21 @@ async fn node() -> (tempfile::TempDir, FakeServer, Node, Connection) {
 fn label(id: u64, script: &str) -> v1::Label {
     program_label(id, "sh", &["-c", script])
         .input("in", 1, 1)
-        .output("out/cube/", FOLDER)
+        .output("out/cube/", DIRECTORY)
 }
 
-/// Returns names, objects and sizes of the files in the folder.
+/// Returns names, objects and sizes of the files in the directory.
 fn files(outcome: &v1::LabelOutcome) -> Vec<(String, u64, u64)> {
     assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
     let within = outcome.sealed.iter().filter(|one| !one.name.is_empty());
     within
-        .map(|one| (one.name.clone(), one.object - FOLDER, one.size))
+        .map(|one| (one.name.clone(), one.object - DIRECTORY, one.size))
         .collect()
 }
 
 /// Returns the number of objects, without the node's status object.
-fn objects(folder: &std::path::Path) -> usize {
-    let inner = std::fs::read_dir(folder.join("objects")).unwrap();
+fn objects(directory: &std::path::Path) -> usize {
+    let inner = std::fs::read_dir(directory.join("objects")).unwrap();
     let all: usize = inner
         .map(|one| std::fs::read_dir(one.unwrap().path()).unwrap().count())
         .sum();
@@ -41,8 +41,8 @@ fn objects(folder: &std::path::Path) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_of_folder_output_are_sealed_with_other_outputs() {
-    let (folder, _server, node, mut connection) = node().await;
+async fn files_of_directory_output_are_sealed_with_other_outputs() {
+    let (directory, _server, node, mut connection) = node().await;
     let script = "cd out/cube; mkdir -p a/b empty; echo 0 > a/b/0.0; printf '{}' > .zattrs; cp ../../in z; ln z a/copy; \
                   chmod 0 z a/b; cd ../..; echo other > other";
     connection.labels(&[label(1, script).output("other", 7)]);
@@ -57,16 +57,16 @@ async fn files_of_folder_output_are_sealed_with_other_outputs() {
     assert_eq!(files(&outcome), expected);
     assert_eq!(outcome.sealed[4].object, 7);
     assert_eq!(outcome.written_bytes, 20);
-    assert_eq!(get(&node, FOLDER + 2).await, b"0\n");
-    assert_eq!(get(&node, FOLDER + 3).await, b"input");
-    // The folder itself is no object. The input, the files of the folder and the other output are.
-    assert_eq!(objects(folder.path()), 6);
+    assert_eq!(get(&node, DIRECTORY + 2).await, b"0\n");
+    assert_eq!(get(&node, DIRECTORY + 3).await, b"input");
+    // The directory itself is no object. The input, the files of the directory and the other output are.
+    assert_eq!(objects(directory.path()), 6);
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn invalid_folder_output_fails_task_and_leaves_nothing() {
-    let (folder, _server, node, mut connection) = node().await;
+async fn invalid_directory_output_fails_task_and_leaves_nothing() {
+    let (directory, _server, node, mut connection) = node().await;
     let deep = "d/".repeat(DEPTH_MAX + 1);
     let long = "x".repeat(250);
     let cases = [
@@ -77,11 +77,11 @@ async fn invalid_folder_output_fails_task_and_leaves_nothing() {
         ("mkdir out/cube/a".to_owned(), "wrote no file"),
         (
             "rmdir out/cube; echo x > out/cube".to_owned(),
-            "is not a folder any more",
+            "is not a directory any more",
         ),
         (
             "rmdir out/cube; ln -s /etc out/cube".to_owned(),
-            "is not a folder any more",
+            "is not a directory any more",
         ),
         (
             "echo x > out/cube/a; ln -s /etc/passwd out/cube/l".to_owned(),
@@ -89,7 +89,7 @@ async fn invalid_folder_output_fails_task_and_leaves_nothing() {
         ),
         (
             "echo x > out/cube/a; mkfifo out/cube/p".to_owned(),
-            "is neither a plain file nor a folder",
+            "is neither a plain file nor a directory",
         ),
         (
             "echo x > out/cube/a; echo x > \"out/cube/$(printf '\\377')\"".to_owned(),
@@ -97,7 +97,7 @@ async fn invalid_folder_output_fails_task_and_leaves_nothing() {
         ),
         (
             format!("mkdir -p out/cube/{deep}; echo x > out/cube/{deep}x"),
-            "folders in one another",
+            "directories in one another",
         ),
         (
             format!("cd out/cube; seq 1 {} | xargs touch", FILES_MAX + 1),
@@ -131,39 +131,39 @@ async fn invalid_folder_output_fails_task_and_leaves_nothing() {
         );
         let kind = failure.kind.as_str();
         assert!(matches!(kind, "missing-output" | "output-limit"), "{kind}");
-        assert_eq!(objects(folder.path()), 1, "{script}");
+        assert_eq!(objects(directory.path()), 1, "{script}");
     }
     node.stop().await;
 }
 
-/// The node ends between two files of a folder. The files that it has already taken are removed.
+/// The node ends between two files of a directory. The files that it has already taken are removed.
 #[tokio::test(flavor = "multi_thread")]
 async fn files_of_first_run_are_removed_after_rerun() {
-    let (folder, mut server, node, mut connection) = node().await;
+    let (directory, mut server, node, mut connection) = node().await;
     connection.labels(&[label(1, "sleep 100")]);
     connection.running(1).await;
     drop(connection);
     node.stop().await;
-    for object in FOLDER + 1..FOLDER + 5 {
+    for object in DIRECTORY + 1..DIRECTORY + 5 {
         let path = tidemill_core::id::ObjectId(object).relative_path();
-        std::fs::write(folder.path().join(path), "of the first run").unwrap();
+        std::fs::write(directory.path().join(path), "of the first run").unwrap();
     }
-    assert_eq!(objects(folder.path()), 5);
-    let node = Node::start(config(1, folder.path(), &server))
+    assert_eq!(objects(directory.path()), 5);
+    let node = Node::start(config(1, directory.path(), &server))
         .await
         .unwrap();
     let connection = server.welcomed().await;
-    assert_eq!(objects(folder.path()), 1);
+    assert_eq!(objects(directory.path()), 1);
     connection.abort(1);
     node.stop().await;
 }
 
-/// No part of the folder is kept.
+/// No part of the directory is kept.
 #[tokio::test(flavor = "multi_thread")]
-async fn folder_over_capacity_releases_all_its_space() {
-    let folder = folder();
+async fn directory_over_capacity_releases_all_its_space() {
+    let directory = directory();
     let mut server = FakeServer::start().await;
-    let mut small = config(1, folder.path(), &server);
+    let mut small = config(1, directory.path(), &server);
     small.capacity_bytes = Some(50_000);
     let node = Node::start(small).await.unwrap();
     let mut connection = server.welcomed().await;
@@ -176,7 +176,7 @@ async fn folder_over_capacity_releases_all_its_space() {
     connection.labels(&[label(1, &fill(6)).output("other", 7)]);
     let failed = connection.finished(1).await;
     assert_eq!(failure(&failed).kind, "device", "{failed:?}");
-    assert_eq!(objects(folder.path()), 1);
+    assert_eq!(objects(directory.path()), 1);
     // A second label with the same ids finds the whole space free.
     connection.labels(&[label(2, &fill(4)).output("other", 7)]);
     assert_eq!(files(&connection.finished(2).await).len(), 4);

@@ -1,4 +1,4 @@
-"""Array on this machine for benchmarks, with server and nodes as processes in a temporary folder; and the loopback as a peer."""
+"""Cluster on this machine for benchmarks, with server and nodes as processes in a temporary directory; and the loopback as a peer."""
 import json
 import os
 import shutil
@@ -21,15 +21,15 @@ def wait(what, ready, seconds=60):
     raise SystemExit(f"gave up waiting for {what}")
 
 
-class Array:
-    """`with Array(nodes=1, cores=2, mount=True) as array:`; `mount` can also be the number of mounts."""
+class Cluster:
+    """`with Cluster(nodes=1, cores=2, mount=True) as cluster:`; `mount` can also be the number of mounts."""
 
-    def __init__(self, nodes=1, cores=2, mount=False, folder=None, tls="on", binary=BINARY):
+    def __init__(self, nodes=1, cores=2, mount=False, directory=None, tls="on", binary=BINARY):
         self.tls, self.binary = tls, os.path.abspath(binary)
-        self.folder = tempfile.mkdtemp(prefix="tidemill-bench-", dir=folder)
-        self.endpoint = f"unix:{self.folder}/server/server.sock"
+        self.directory = tempfile.mkdtemp(prefix="tidemill-bench-", dir=directory)
+        self.endpoint = f"unix:{self.directory}/server/server.sock"
         self.processes = []
-        self.mount_points = [os.path.join(self.folder, f"mnt{number or ''}") for number in range(max(1, mount))]
+        self.mount_points = [os.path.join(self.directory, f"mnt{number or ''}") for number in range(max(1, mount))]
         self.mount_point = self.mount_points[0]
         try:
             self._start_all(nodes, cores, mount)
@@ -38,11 +38,11 @@ class Array:
             raise
 
     def _start_all(self, nodes, cores, mount):
-        self._start("server", "server", "--folder", f"{self.folder}/server", "--listen", "127.0.0.1:0")
+        self._start("server", "server", "--data-dir", f"{self.directory}/server", "--listen", "127.0.0.1:0")
         wait("the server", lambda: self.run("status").returncode == 0)
         for number in range(nodes):
-            self._start(f"node{number}", "node", "--id", str(number), "--folder",
-                        f"{self.folder}/node{number}", "--listen", "127.0.0.1:0", "--cores", str(cores))
+            self._start(f"node{number}", "node", "--id", str(number), "--data-dir",
+                        f"{self.directory}/node{number}", "--listen", "127.0.0.1:0", "--cores", str(cores))
         wait("the nodes", lambda: sum(e["up"] for e in self.json("status")["nodes"]) == nodes)
         for point in self.mount_points if mount else []:
             os.mkdir(point)
@@ -50,7 +50,7 @@ class Array:
             wait("the mount", lambda: os.path.exists(os.path.join(point, ".tidemill")))
 
     def _start(self, name, *args):
-        log = open(os.path.join(self.folder, f"{name}.log"), "ab")
+        log = open(os.path.join(self.directory, f"{name}.log"), "ab")
         command = [self.binary, "--server", self.endpoint, "--tls", self.tls, *args]
         self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                                                start_new_session=True))
@@ -69,7 +69,7 @@ class Array:
 
     def submit(self, script):
         """Submits the text of a job script, waits for its end, and returns the job."""
-        path = os.path.join(self.folder, "job.conf")
+        path = os.path.join(self.directory, "job.conf")
         with open(path, "w") as file:
             file.write(script)
         job = self.json("submit", "--no-cache", path)["job"]
@@ -91,15 +91,15 @@ class Array:
                 process.wait()
         for point in self.mount_points:
             subprocess.run(["umount", "-l", point], capture_output=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class Loopback:
-    """Folder behind the do-nothing loopback: `with Loopback() as peer:` shows the files of `peer.source` at `peer.point`."""
+    """Directory behind the do-nothing loopback: `with Loopback() as peer:` shows the files of `peer.source` at `peer.point`."""
 
-    def __init__(self, *flags, folder=None, binary=BINARY):
-        self.folder = tempfile.mkdtemp(prefix="tidemill-bench-peer-", dir=folder)
-        self.source, self.point = f"{self.folder}/source", f"{self.folder}/loopback"
+    def __init__(self, *flags, directory=None, binary=BINARY):
+        self.directory = tempfile.mkdtemp(prefix="tidemill-bench-peer-", dir=directory)
+        self.source, self.point = f"{self.directory}/source", f"{self.directory}/loopback"
         os.mkdir(self.source), os.mkdir(self.point)
         program = os.path.join(os.path.dirname(os.path.abspath(binary)), "tidemill-bench-loopback")
         self.process = subprocess.Popen([program, self.source, self.point, *flags], start_new_session=True)
@@ -117,4 +117,4 @@ class Loopback:
         subprocess.run(["umount", "-l", self.point], capture_output=True)
         self.process.terminate()
         self.process.wait(timeout=20)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)

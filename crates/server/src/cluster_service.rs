@@ -1,9 +1,9 @@
-//! gRPC service of the array: status, and the streams of nodes. Next: `server/src/array.rs`, which handles the messages of nodes.
+//! gRPC service of the cluster: status, and the streams of nodes. Next: `server/src/cluster.rs`, which handles the messages of nodes.
 
 use crate::access::Access;
-use crate::array::{Array, outbox};
 use crate::check::Check;
 use crate::clock;
+use crate::cluster::{Cluster, outbox};
 use crate::conditions::Conditions;
 use crate::copies;
 use crate::ends::Ends;
@@ -25,8 +25,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 /// The service: see the module.
 #[derive(Clone, Debug)]
-pub(crate) struct ArrayService {
-    pub(crate) array: Arc<Array>,
+pub(crate) struct ClusterService {
+    pub(crate) cluster: Arc<Cluster>,
     pub(crate) access: Arc<Access>,
     pub(crate) default_policy: String,
     pub(crate) policies: Vec<String>,
@@ -38,7 +38,7 @@ pub(crate) struct ArrayService {
     pub(crate) conditions: Conditions,
 }
 
-impl ArrayService {
+impl ClusterService {
     /// Opens the stream of a process that waits until its node is to be woken.
     fn keep(
         &self,
@@ -47,15 +47,15 @@ impl ArrayService {
         receiver: mpsc::Receiver<v1::ToNode>,
         mut stream: Streaming<v1::FromNode>,
     ) -> Result<Response<ToNodes>, Status> {
-        let (node, number, mut ended) = self.array.keep(hello, sender)?;
-        let array = self.array.clone();
+        let (node, number, mut ended) = self.cluster.keep(hello, sender)?;
+        let cluster = self.cluster.clone();
         tokio::spawn(async move {
             tokio::select! {
                 // The process sends nothing, so a message is the end of its stream.
                 _ = stream.message() => {}
                 _ = ended.changed() => {}
             }
-            array.unkeep(node, number);
+            cluster.unkeep(node, number);
         });
         let receiver = tokio_stream::wrappers::ReceiverStream::new(receiver);
         Ok(Response::new(Box::pin(receiver.map(Ok))))
@@ -93,14 +93,14 @@ type CheckReplies = Pin<Box<dyn Stream<Item = Result<v1::CheckReply, Status>> + 
 type ToNodes = Pin<Box<dyn Stream<Item = Result<v1::ToNode, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl v1::array_server::Array for ArrayService {
+impl v1::cluster_server::Cluster for ClusterService {
     async fn status(
         &self,
         request: Request<v1::StatusRequest>,
     ) -> Result<Response<v1::StatusReply>, Status> {
         let peer = self.access.peer(&request)?;
-        let mut nodes = self.array.nodes();
-        if !peer.trusted {
+        let mut nodes = self.cluster.nodes();
+        if !peer.administrator {
             // The names of users' own kernels and stacks are private.
             for node in &mut nodes {
                 node.history.retain(|kernel, _| is_builtin(kernel));
@@ -113,13 +113,13 @@ impl v1::array_server::Array for ArrayService {
                 .read(|db| burst::told(db, node.node, clock::now_ns()));
             node.staged = Some(staged.map_err(|fault| refused(&fault))?);
         }
-        let rooms = self.array.rooms();
+        let rooms = self.cluster.rooms();
         let mut copies = self
             .names
             .database()
             .read(copies::health)
             .map_err(|fault| refused(&fault))?;
-        if !peer.trusted {
+        if !peer.administrator {
             copies.lost_paths.clear();
         }
         let conditions = self.conditions.clone();
@@ -132,15 +132,15 @@ impl v1::array_server::Array for ArrayService {
             version: tidemill_wire::PROTOCOL_VERSION,
             nodes,
             default_policy: self.default_policy.clone(),
-            array_id: self.array.id(),
+            cluster_id: self.cluster.id(),
             policies: self.policies.clone(),
             started: self.started,
-            authority: self.array.authority().der().to_vec(),
+            ca: self.cluster.ca().der().to_vec(),
             mounts: self.sessions.mounts(),
             unsealed: self.ends.unsealed().map_err(|fault| refused(&fault))?,
             trouble: self.trouble(),
             copies: Some(copies),
-            spilled: self.array.spilled(),
+            spilled: self.cluster.spilled(),
             hooks_behind,
             maps_held,
             conditions: conditions.map_err(|fault| refused(&fault))?,
@@ -159,8 +159,8 @@ impl v1::array_server::Array for ArrayService {
             gid: caller.gid,
         };
         let node = request.get_ref().node;
-        let probed = self.array.probe(node, owner).await.unwrap_or_default();
-        let loads = self.array.loads().await;
+        let probed = self.cluster.probe(node, owner).await.unwrap_or_default();
+        let loads = self.cluster.loads().await;
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let nodes = loads.into_iter().map(|load| v1::NodeLoad {
             node: load.node.0,
@@ -183,7 +183,7 @@ impl v1::array_server::Array for ArrayService {
         &self,
         request: Request<v1::CheckRequest>,
     ) -> Result<Response<CheckReplies>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         let (found, replies) = tokio::sync::mpsc::channel(FINDINGS_MAX);
         let (check, request) = (self.check.clone(), request.into_inner());
         tokio::spawn(async move { check.run(request, found).await });
@@ -197,7 +197,7 @@ impl v1::array_server::Array for ArrayService {
         &self,
         request: Request<Streaming<v1::FromNode>>,
     ) -> Result<Response<ToNodes>, Status> {
-        self.access.need_trusted(&request)?;
+        self.access.need_administrator(&request)?;
         let mut stream = request.into_inner();
         let first = stream.message().await?.and_then(|message| message.message);
         let Some(From::Hello(hello)) = first else {
@@ -207,8 +207,8 @@ impl v1::array_server::Array for ArrayService {
         if hello.asleep {
             return self.keep(&hello, sender, receiver, stream);
         }
-        let (node, epoch, mut ended) = self.array.join(hello, sender)?;
-        let array = self.array.clone();
+        let (node, epoch, mut ended) = self.cluster.join(hello, sender)?;
+        let cluster = self.cluster.clone();
         tokio::spawn(async move {
             loop {
                 let message = tokio::select! {
@@ -219,13 +219,13 @@ impl v1::array_server::Array for ArrayService {
                     Ok(Some(v1::FromNode {
                         message: Some(message),
                     })) => {
-                        array.on_message(node, epoch, message);
+                        cluster.on_message(node, epoch, message);
                     }
                     Ok(Some(_)) => {}
                     Ok(None) | Err(_) => break,
                 }
             }
-            array.leave(node, epoch);
+            cluster.leave(node, epoch);
         });
         Ok(Response::new(Box::pin(
             tokio_stream::wrappers::ReceiverStream::new(receiver).map(Ok),

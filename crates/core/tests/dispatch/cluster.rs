@@ -1,4 +1,4 @@
-//! A small array in virtual time for the dispatcher's tests: nodes that queue, run, crash and reconnect; a network that delays,
+//! A small cluster in virtual time for the dispatcher's tests: nodes that queue, run, crash and reconnect; a network that delays,
 //! reorders, repeats and loses messages; and a driver that stores the state of a server. One seed decides all random choices.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -670,7 +670,7 @@ impl World {
         }
     }
 
-    /// One random step of the whole array, including faults.
+    /// One random step of the whole cluster, including faults.
     pub(crate) fn step(&mut self) {
         let ids: Vec<NodeId> = self.machines.keys().copied().collect();
         let id = ids[self.dice.roll(ids.len() as u64) as usize];
@@ -699,7 +699,7 @@ impl World {
         }
     }
 
-    /// Stops all faults: every node connects, and the array runs until no work is left.
+    /// Stops all faults: every node connects, and the cluster runs until no work is left.
     pub(crate) fn settle(&mut self) {
         let kernel = 0;
         self.faults = Faults {

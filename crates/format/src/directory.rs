@@ -1,9 +1,9 @@
-//! Folders of files on any kind of storage.
+//! Directories of files on any kind of storage.
 
 use std::io;
 
-/// Folder of files, each with a path relative to it (`tas/c/0/1`).
-pub trait Folder {
+/// Directory of files, each with a path relative to it (`tas/c/0/1`).
+pub trait Directory {
     /// Returns the size of a file in bytes; `None` if there is no such file.
     ///
     /// # Errors
@@ -14,7 +14,7 @@ pub trait Folder {
     /// # Errors
     /// If the bytes cannot be read.
     fn read_at(&self, path: &str, offset: u64, into: &mut [u8]) -> io::Result<()>;
-    /// Returns the names of the entries of a subfolder (`""`: of the folder itself), in any order.
+    /// Returns the names of the entries of a subdirectory (`""`: of the directory itself), in any order.
     ///
     /// # Errors
     /// If the names cannot be read.
@@ -28,7 +28,7 @@ pub trait Folder {
     }
 }
 
-impl Folder for std::path::PathBuf {
+impl Directory for std::path::PathBuf {
     fn size(&self, path: &str) -> io::Result<Option<u64>> {
         match self.join(path).metadata() {
             Ok(metadata) if metadata.is_file() => Ok(Some(metadata.len())),

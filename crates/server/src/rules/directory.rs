@@ -1,8 +1,8 @@
-//! Rules of folders: the attribute `user.tidemill.rule`, whose value is the text of a rule for the files below. Changes are written to
+//! Rules of directories: the attribute `user.tidemill.rule`, whose value is the text of a rule for the files below. Changes are written to
 //! the tables of rules.
 
 use super::{Kept, RULES_EACH_MAX, RULES_MAX, store};
-use crate::names::attribute::FOLDER_RULE;
+use crate::names::attribute::DIRECTORY_RULE;
 use crate::names::transaction::{Tx, shown};
 use crate::names::vnode::Vnode;
 use crate::names::{Fault, notes};
@@ -10,31 +10,31 @@ use rusqlite::{Connection, params};
 use tidemill_core::rule::Rule;
 
 /// Returns the name of a rule whose text gives none.
-pub(super) fn name_of(folder: u64) -> String {
-    format!("folder-{folder}")
+pub(super) fn name_of(directory: u64) -> String {
+    format!("directory-{directory}")
 }
 
-/// Returns a folder's path in the form that rules need.
+/// Returns a directory's path in the form that rules need.
 pub(super) fn shown_path(path: &[u8]) -> Result<&str, String> {
     std::str::from_utf8(path).map_err(|_| format!("{}: a rule needs a path in UTF-8", shown(path)))
 }
 
 impl Tx<'_> {
-    /// Sets the attribute: the folder has this rule, owned by the caller, from now on.
-    pub(crate) fn set_folder_rule(&self, folder: &Vnode, value: &[u8]) -> Result<(), Fault> {
-        self.need_own_folder(folder)?;
-        let path = self.path_of(folder.ino)?.unwrap_or_default();
+    /// Sets the attribute: the directory has this rule, owned by the caller, from now on.
+    pub(crate) fn set_directory_rule(&self, directory: &Vnode, value: &[u8]) -> Result<(), Fault> {
+        self.need_own_directory(directory)?;
+        let path = self.path_of(directory.ino)?.unwrap_or_default();
         let path = shown_path(&path).map_err(Fault::BadRule)?;
         let source = format!("{path}:user.tidemill.rule");
         let text = String::from_utf8_lossy(value).into_owned();
-        let rule = Rule::read_of_folder(&source, &text, path, &name_of(folder.ino));
+        let rule = Rule::read_of_directory(&source, &text, path, &name_of(directory.ino));
         let rule = rule.map_err(|error| Fault::BadRule(error.to_string()))?;
         let all = self.shared.rules.all();
-        let before = all.iter().find(|kept| kept.folder == folder.ino);
+        let before = all.iter().find(|kept| kept.directory == directory.ino);
         let uid = self.caller.uid;
         let own = || {
             all.iter()
-                .filter(|kept| kept.owner.uid == uid && kept.folder != folder.ino)
+                .filter(|kept| kept.owner.uid == uid && kept.directory != directory.ino)
         };
         if own().any(|kept| kept.rule.name == rule.name) {
             let what = format!(
@@ -59,38 +59,38 @@ impl Tx<'_> {
             source,
             text,
             changed: self.now,
-            folder: folder.ino,
+            directory: directory.ino,
             rule,
         };
         store::put(self.db, &kept, before.map(|kept| kept.id))?;
         self.shared.rules.load_within(self.db)
     }
 
-    /// Checks whether the caller may set or remove a folder's rule. The Linux kernel of a mount has only checked the right to write
+    /// Checks whether the caller may set or remove a directory's rule. The Linux kernel of a mount has only checked the right to write
     /// there.
-    pub(crate) fn need_own_folder(&self, folder: &Vnode) -> Result<(), Fault> {
-        match self.caller.uid == 0 || self.caller.uid == folder.uid {
+    pub(crate) fn need_own_directory(&self, directory: &Vnode) -> Result<(), Fault> {
+        match self.caller.uid == 0 || self.caller.uid == directory.uid {
             true => Ok(()),
-            false => Err(Fault::NotOwner(self.called(folder.ino))),
+            false => Err(Fault::NotOwner(self.called(directory.ino))),
         }
     }
 
-    /// Deletes the rule after the attribute or its folder was removed.
-    pub(crate) fn drop_folder_rule(&self, folder: u64) -> Result<(), Fault> {
+    /// Deletes the rule after the attribute or its directory was removed.
+    pub(crate) fn drop_directory_rule(&self, directory: u64) -> Result<(), Fault> {
         if !self.shared.rules.any() {
             return Ok(());
         }
         let all = self.shared.rules.all();
-        let Some(kept) = all.iter().find(|kept| kept.folder == folder) else {
+        let Some(kept) = all.iter().find(|kept| kept.directory == directory) else {
             return Ok(());
         };
         store::remove(self.db, kept.id)?;
         self.shared.rules.load_within(self.db)
     }
 
-    /// Reads the rules again after folders, and so their rules, have got other paths.
-    pub(crate) fn moved_folder_rules(&self) -> Result<(), Fault> {
-        match self.shared.rules.any_of_folder() {
+    /// Reads the rules again after directories, and so their rules, have got other paths.
+    pub(crate) fn moved_directory_rules(&self) -> Result<(), Fault> {
+        match self.shared.rules.any_of_directory() {
             true => self.shared.rules.load_within(self.db),
             false => Ok(()),
         }
@@ -99,11 +99,11 @@ impl Tx<'_> {
 
 /// Removes the attribute of a rule that is removed by its name.
 pub(super) fn let_go(db: &Connection, kept: &Kept) -> Result<(), Fault> {
-    let Some(vnode) = Vnode::find(db, kept.folder)? else {
+    let Some(vnode) = Vnode::find(db, kept.directory)? else {
         return Ok(());
     };
     let sql = "DELETE FROM xattr WHERE ino = ?1 AND name = ?2";
     db.prepare_cached(sql)?
-        .execute(params![kept.folder.cast_signed(), FOLDER_RULE])?;
+        .execute(params![kept.directory.cast_signed(), DIRECTORY_RULE])?;
     notes::changed(db, &vnode)
 }

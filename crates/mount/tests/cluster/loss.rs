@@ -1,6 +1,6 @@
 //! A connection to the server that loses answers: the request is carried out, and its answer does not arrive.
 
-use super::Array;
+use super::Cluster;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -12,18 +12,18 @@ use tidemill_wire::local;
 
 /// Sockets in place of those of the server.
 pub struct Lossy {
-    folder: TempDir,
+    directory: TempDir,
     /// Number of answers that pass before one is lost; below 0: no answer is lost.
     lose: Arc<AtomicI64>,
 }
 
 impl Lossy {
     /// `local`: namespace requests use a socket of their own; otherwise all use gRPC.
-    pub fn new(array: &Array, local: bool) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+    pub fn new(cluster: &Cluster, local: bool) -> Self {
+        let directory = tempfile::tempdir().unwrap();
         let lose = Arc::new(AtomicI64::new(-1));
-        let real = array.folder().join("server");
-        let lossy = Self { folder, lose };
+        let real = cluster.directory().join("server");
+        let lossy = Self { directory, lose };
         let control = if local { never } else { any };
         lossy.stand_for(&real, "server.sock", control);
         if local {
@@ -33,7 +33,7 @@ impl Lossy {
     }
 
     pub fn endpoint(&self) -> Endpoint {
-        Endpoint::Unix(self.folder.path().join("server.sock"))
+        Endpoint::Unix(self.directory.path().join("server.sock"))
     }
 
     /// Loses an answer, with its connection, after `others` other answers.
@@ -47,7 +47,7 @@ impl Lossy {
     }
 
     fn stand_for(&self, real: &Path, name: &str, may: fn(&AtomicI64) -> bool) {
-        let listener = UnixListener::bind(self.folder.path().join(name)).unwrap();
+        let listener = UnixListener::bind(self.directory.path().join(name)).unwrap();
         let real = real.join(name);
         let lose = self.lose.clone();
         std::thread::spawn(move || {

@@ -1,6 +1,6 @@
 //! Connections of suspended nodes: their last message, and the processes that wait for a wake message.
 
-use super::{Array, Connection, Report, check_same};
+use super::{Cluster, Connection, Report, check_same};
 use crate::elastic::energy::Draw;
 use std::sync::Arc;
 use tidemill_core::elastic::{Event as Sleep, Power};
@@ -8,7 +8,7 @@ use tidemill_wire::v1::{self, to_node::Message as To};
 use tokio::sync::{mpsc, watch};
 use tonic::Status;
 
-impl Array {
+impl Cluster {
     /// Handles a node's last message, which says that it suspends itself.
     pub(super) fn fall(&self, node: u32, epoch: u64) {
         {
@@ -38,7 +38,7 @@ impl Array {
         let up = {
             let slots = self.slots.lock();
             let slot = slots.get(&id).ok_or_else(|| {
-                Status::failed_precondition(format!("node {id} was never part of this array"))
+                Status::failed_precondition(format!("node {id} was never part of this cluster"))
             })?;
             check_same(&slot.status, &node, true)?;
             slot.connection.is_some()
@@ -74,7 +74,7 @@ impl Array {
         }
     }
 
-    /// Ends the process that waits to wake a node: the node is up, or was removed from the array.
+    /// Ends the process that waits to wake a node: the node is up, or was removed from the cluster.
     pub(super) fn dismiss(&self, node: u32) {
         if let Some((_, keeper)) = self.keepers.lock().remove(&node) {
             let _ = keeper.end.send(true);
@@ -166,7 +166,7 @@ fn power(status: &v1::Node) -> Power {
     }
 }
 
-/// Signs of activity of a node: see [`Array::activity`].
+/// Signs of activity of a node: see [`Cluster::activity`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Activity {
     /// Whether the node has labels.

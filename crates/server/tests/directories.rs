@@ -1,9 +1,9 @@
-//! Folders as outputs, with nodes that speak the protocol from within the test.
+//! Directories as outputs, with nodes that speak the protocol from within the test.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-mod array;
+mod cluster;
 
-use array::{FakeNode, Running, ended, failure, root, stat, submit, success, write_file};
+use cluster::{FakeNode, Running, ended, failure, root, stat, submit, success, write_file};
 use tidemill_wire::v1::{self, State, name_op::Op};
 
 const SCRIPT: &str = r#"
@@ -36,7 +36,7 @@ async fn started(dir: &std::path::Path) -> (Running, FakeNode, tidemill_client::
     (running, node, client)
 }
 
-/// Returns an outcome with these files in the folder that is the second output.
+/// Returns an outcome with these files in the directory that is the second output.
 fn filled(analyse: &v1::Analyse, files: &[&str]) -> v1::LabelOutcome {
     let mut outcome = success(analyse, 5);
     outcome.sealed.truncate(1);
@@ -69,7 +69,7 @@ async fn next(node: &mut FakeNode, task: &str) -> (u64, v1::Analyse) {
 const FILES: [&str; 3] = [".zattrs", "0/0.0", "0/0.1"];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn folder_output_is_published_and_read_whole() {
+async fn directory_output_is_published_and_read_whole() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut node, client) = started(dir.path()).await;
     let reply = submit(&client, 1000, SCRIPT).await;
@@ -104,7 +104,7 @@ async fn folder_output_is_published_and_read_whole() {
     assert_eq!(file.ino, analyse.outputs[1].ino + 3);
     assert_eq!(stat(&client, "/w/out/cube.zarr/0").await.unwrap().uid, 1000);
     let question = v1::LineageRequest {
-        credentials: Some(array::user(1000)),
+        credentials: Some(cluster::user(1000)),
         path: b"/w/sum".to_vec(),
         up: true,
         ..v1::LineageRequest::default()
@@ -134,7 +134,7 @@ async fn folder_output_is_published_and_read_whole() {
 
 async fn dry_run(client: &tidemill_client::Server, script: &str) -> v1::SubmitReply {
     let request = v1::SubmitRequest {
-        credentials: Some(array::user(1000)),
+        credentials: Some(cluster::user(1000)),
         script: script.into(),
         dry_run: true,
         replace: true,
@@ -143,9 +143,9 @@ async fn dry_run(client: &tidemill_client::Server, script: &str) -> v1::SubmitRe
     client.jobs().submit(request).await.unwrap().into_inner()
 }
 
-/// A dry run resolves a folder as the job would: its producer, and the files in it.
+/// A dry run resolves a directory as the job would: its producer, and the files in it.
 #[tokio::test(flavor = "multi_thread")]
-async fn dry_run_resolves_files_of_folders() {
+async fn dry_run_resolves_files_of_directories() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut node, client) = started(dir.path()).await;
     let planned = dry_run(&client, SCRIPT).await.planned.unwrap();
@@ -166,9 +166,9 @@ async fn dry_run_resolves_files_of_folders() {
     assert_eq!(reused, [reply.job, reply.job]);
 }
 
-/// All files of a folder output are published or none, whatever the node reports and whatever blocks the path.
+/// All files of a directory output are published or none, whatever the node reports and whatever blocks the path.
 #[tokio::test(flavor = "multi_thread")]
-async fn folder_output_is_not_replaced_unless_asked() {
+async fn directory_output_is_not_replaced_unless_asked() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, mut node, client) = started(dir.path()).await;
     for hostile in [
@@ -192,7 +192,7 @@ async fn folder_output_is_not_replaced_unless_asked() {
         );
     }
     assert_eq!(stat(&client, "/w/out").await, None);
-    // A file appears in the folder while the task runs.
+    // A file appears in the directory while the task runs.
     let reply = submit(&client, 1000, SCRIPT).await;
     let (label, analyse) = next(&mut node, "make").await;
     let kept = write_file(&client, "/w/out/cube.zarr/mine", 3, 1000).await;
@@ -210,7 +210,7 @@ async fn folder_output_is_not_replaced_unless_asked() {
         "{:?}",
         refused.errors
     );
-    // A replaced folder is removed at the moment at which the new one appears.
+    // A replaced directory is removed at the moment at which the new one appears.
     let replacing = SCRIPT.replace("tasks =", "replace = true; tasks =");
     write_file(&client, "/w/out/cube.zarr/deep/er/still", 3, 1000).await;
     let reply = submit(&client, 1000, &replacing).await;
@@ -229,9 +229,9 @@ async fn folder_output_is_not_replaced_unless_asked() {
     assert!(stat(&client, "/w/out/cube.zarr/.zattrs").await.is_some());
 }
 
-/// Another user's file in the folder prevents the replacement.
+/// Another user's file in the directory prevents the replacement.
 #[tokio::test(flavor = "multi_thread")]
-async fn folder_with_unremovable_file_is_not_replaced() {
+async fn directory_with_unremovable_file_is_not_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let (_running, _node, client) = started(dir.path()).await;
     write_file(&client, "/w/out/cube.zarr/mine", 3, 1000).await;
@@ -246,9 +246,9 @@ async fn folder_with_unremovable_file_is_not_replaced() {
     );
 }
 
-/// A server that is killed between the two tasks knows the files of the folder.
+/// A server that is killed between the two tasks knows the files of the directory.
 #[tokio::test(flavor = "multi_thread")]
-async fn folder_output_is_known_after_server_restart() {
+async fn directory_output_is_known_after_server_restart() {
     let dir = tempfile::tempdir().unwrap();
     let (running, mut node, client) = started(dir.path()).await;
     let script = SCRIPT.replace("tasks =", "lifetime = \"used\"; tasks =");
@@ -279,7 +279,7 @@ async fn folder_output_is_known_after_server_restart() {
         ended(&client, reply.job).await.state,
         i32::from(State::Done)
     );
-    // Nobody reads the folder any more: all its files are removed.
+    // Nobody reads the directory any more: all its files are removed.
     let removed = node.removed_of(4).await;
     let first = analyse.outputs[1].object;
     assert_eq!(

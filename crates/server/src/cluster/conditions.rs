@@ -1,6 +1,6 @@
 //! States of nodes that an administrator must act on: those that the server sees by its connections, and those that nodes report.
 
-use super::{Array, Slot};
+use super::{Cluster, Slot};
 use std::time::{Duration, Instant};
 use tidemill_core::shown::line;
 use tidemill_wire::condition::{self, Kind};
@@ -22,7 +22,7 @@ pub(crate) struct Presence {
     pub(crate) any_away: bool,
 }
 
-impl Array {
+impl Cluster {
     /// Returns the nodes that answer, or that are woken when they are needed.
     pub(crate) fn presence(&self) -> Presence {
         let slots = self.slots.lock();
@@ -76,7 +76,7 @@ impl Array {
             .peekable();
         if take.peek().is_some() && take.all(Slot::is_full) {
             let cause = "no node that is up has space for new files";
-            found.push(condition::ARRAY_FULL.of(None, cause));
+            found.push(condition::CLUSTER_FULL.of(None, cause));
         }
         found
     }

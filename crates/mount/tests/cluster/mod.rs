@@ -1,4 +1,4 @@
-//! A real array in this process: a server, two nodes, and as many mounts as a test asks for.
+//! A real cluster in this process: a server, two nodes, and as many mounts as a test asks for.
 
 #![allow(
     dead_code,
@@ -6,7 +6,10 @@
     missing_docs,
     reason = "each test uses its own part of this"
 )]
-#![allow(clippy::unwrap_used, reason = "a test that can't have its array fails")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that can't have its cluster fails"
+)]
 
 #[path = "../../../../tests/require.rs"]
 pub mod require;
@@ -23,16 +26,16 @@ use tokio::runtime::Runtime;
 
 pub mod loss;
 
-/// Arrays of different tests do not exist at the same time: a node's start forks this process, and the copies keep descriptors open
+/// Clusters of different tests do not exist at the same time: a node's start forks this process, and the copies keep descriptors open
 /// that this process closes in the meantime.
 static ONE: ReentrantMutex<()> = ReentrantMutex::new(());
 
-pub struct Array {
+pub struct Cluster {
     runtime: Runtime,
     /// The server, on a runtime of its own, whose connections end with it as those of a process do.
     server: Option<(Runtime, Server)>,
     nodes: Vec<Option<Node>>,
-    folder: TempDir,
+    directory: TempDir,
     mounts: u32,
     _one: ReentrantMutexGuard<'static, ()>,
 }
@@ -76,7 +79,7 @@ pub fn can_mount() -> bool {
     able
 }
 
-impl Array {
+impl Cluster {
     pub fn start() -> Self {
         let log = tracing_subscriber::fmt()
             .with_test_writer()
@@ -84,28 +87,28 @@ impl Array {
         let _ = log.try_init();
         let one = ONE.lock();
         let runtime = Runtime::new().unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let mut array = Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mut cluster = Self {
             runtime,
             server: None,
             nodes: Vec::new(),
-            folder,
+            directory,
             mounts: 0,
             _one: one,
         };
-        array.start_server();
-        array.nodes.resize_with(2, || None);
+        cluster.start_server();
+        cluster.nodes.resize_with(2, || None);
         for number in 0..2 {
-            array.start_node(number);
+            cluster.start_node(number);
         }
-        array.wait_nodes(2);
-        array
+        cluster.wait_nodes(2);
+        cluster
     }
 
     pub fn start_node(&mut self, number: usize) {
-        let folder = self.folder.path().join(format!("e{number}"));
+        let directory = self.directory.path().join(format!("e{number}"));
         let id = NodeId(number.try_into().unwrap());
-        let config = tidemill_node::Config::new(id, folder, self.endpoint());
+        let config = tidemill_node::Config::new(id, directory, self.endpoint());
         let node = self.runtime.block_on(Node::start(config)).unwrap();
         self.nodes[number] = Some(node);
     }
@@ -137,11 +140,11 @@ impl Array {
     }
 
     pub fn endpoint(&self) -> Endpoint {
-        Endpoint::Unix(self.folder.path().join("server/server.sock"))
+        Endpoint::Unix(self.directory.path().join("server/server.sock"))
     }
 
     pub fn start_server(&mut self) {
-        let config = tidemill_server::Config::new(self.folder.path().join("server"));
+        let config = tidemill_server::Config::new(self.directory.path().join("server"));
         let runtime = Runtime::new().unwrap();
         let server = runtime.block_on(Server::start(config)).unwrap();
         self.server = Some((runtime, server));
@@ -162,7 +165,7 @@ impl Array {
     /// As [`Self::mount`], by another connection to the server.
     pub fn mount_by(&mut self, endpoint: Endpoint, in_place: bool) -> Mounted {
         self.mounts += 1;
-        let mountpoint = self.folder.path().join(format!("mnt{}", self.mounts));
+        let mountpoint = self.directory.path().join(format!("mnt{}", self.mounts));
         std::fs::create_dir(&mountpoint).unwrap();
         let mut config = Config::new(endpoint, None, mountpoint);
         config.in_place = in_place;
@@ -175,12 +178,12 @@ impl Array {
         Ok(Mounted(Some(mount(&config)?)))
     }
 
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
     }
 }
 
-impl Drop for Array {
+impl Drop for Cluster {
     fn drop(&mut self) {
         for node in self.nodes.drain(..).flatten() {
             self.runtime.block_on(node.stop());

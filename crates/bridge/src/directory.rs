@@ -1,5 +1,5 @@
-//! Folder as a store. The module opens files only below the folder's descriptor and follows no link. So it never opens a file outside of
-//! the folder, even if other users add links concurrently.
+//! Directory as a store. The module opens files only below the directory's descriptor and follows no link. So it never opens a file outside of
+//! the directory, even if other users add links concurrently.
 
 use crate::Error;
 use crate::look::{Entry, Seen};
@@ -16,21 +16,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
 
-/// Maximum number of threads that wait for the disk of one folder on behalf of readers.
+/// Maximum number of threads that wait for the disk of one directory on behalf of readers.
 const TURNS: usize = 16;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Folder {
+pub(crate) struct Directory {
     path: Arc<str>,
     root: Arc<Mutex<Arc<OwnedFd>>>,
     pub(crate) turns: Arc<Semaphore>,
 }
 
-/// Listing of one folder below the root.
+/// Listing of one directory below the root.
 #[derive(Debug)]
 pub(crate) struct Page {
     path: String,
-    folder: OwnedFd,
+    directory: OwnedFd,
     names: Dir,
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn is_content(tag: &str, stat: &Stat) -> bool {
 fn kind(stat: &Stat) -> Option<&'static str> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => None,
-        FileType::Directory => Some("a folder"),
+        FileType::Directory => Some("a directory"),
         FileType::Symlink => Some("a link"),
         FileType::Fifo => Some("a pipe"),
         _ => Some("a device or socket"),
@@ -78,7 +78,7 @@ fn seen(path: &str, stat: &Stat) -> Result<Seen, Error> {
             let time: Option<SystemTime> = UNIX_EPOCH.checked_add(since);
             Ok(Seen::File(object(path, stat), time))
         }
-        Some("a folder") => Ok(Seen::Folder),
+        Some("a directory") => Ok(Seen::Directory),
         Some(what) => Err(Error::NoFile {
             path: path.to_owned(),
             what,
@@ -108,7 +108,7 @@ impl Page {
             }
             let path = join(&self.path, name);
             // The file may have been deleted since it was listed.
-            if let Ok(stat) = rustix::fs::statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW)
+            if let Ok(stat) = rustix::fs::statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW)
                 && let Ok(seen) = seen(&path, &stat)
             {
                 let name = name.to_owned();
@@ -119,7 +119,7 @@ impl Page {
     }
 }
 
-impl Folder {
+impl Directory {
     pub(crate) fn open(path: &str) -> Result<Self, Error> {
         Ok(Self {
             root: Arc::new(Mutex::new(Arc::new(opened(path)?))),
@@ -182,11 +182,11 @@ impl Folder {
         let at = Error::of(path);
         let start = if path.is_empty() { "." } else { path };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-        let folder = self.below(start, flags).map_err(&at)?;
+        let directory = self.below(start, flags).map_err(&at)?;
         Ok(Page {
             path: path.to_owned(),
-            names: Dir::read_from(&folder).map_err(&at)?,
-            folder,
+            names: Dir::read_from(&directory).map_err(&at)?,
+            directory,
         })
     }
 
@@ -219,7 +219,7 @@ impl Folder {
         }
     }
 
-    /// Passes all files below a folder, and all skipped paths, to `tell` until it returns false.
+    /// Passes all files below a directory, and all skipped paths, to `tell` until it returns false.
     pub(crate) fn list(
         &self,
         prefix: &str,
@@ -231,20 +231,20 @@ impl Folder {
         } else {
             checked(prefix)?
         };
-        let folder = self.below(start, flags).map_err(Error::of(prefix))?;
-        self.walk(&folder, prefix, 0, tell).map(|_| ())
+        let directory = self.below(start, flags).map_err(Error::of(prefix))?;
+        self.walk(&directory, prefix, 0, tell).map(|_| ())
     }
 
     fn walk(
         &self,
-        folder: &OwnedFd,
+        directory: &OwnedFd,
         above: &str,
         depth: usize,
         tell: &mut dyn FnMut(Listed) -> bool,
     ) -> Result<bool, Error> {
         let at = Error::of(above);
-        let mut folders = Vec::new();
-        for entry in Dir::read_from(folder).map_err(&at)? {
+        let mut directories = Vec::new();
+        for entry in Dir::read_from(directory).map_err(&at)? {
             let entry = entry.map_err(&at)?;
             let Ok(name) = entry.file_name().to_str() else {
                 let path = join(above, &entry.file_name().to_string_lossy());
@@ -257,15 +257,15 @@ impl Folder {
                 continue;
             }
             let path = join(above, name);
-            let stat = match rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+            let stat = match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
                 // The file was deleted since it was listed.
                 Err(Errno::NOENT) => continue,
                 stat => stat.map_err(Error::of(&path))?,
             };
             let listed = match kind(&stat) {
                 None => Listed::Object(object(&path, &stat)),
-                Some("a folder") if depth < DEPTH_MAX => {
-                    folders.push(path);
+                Some("a directory") if depth < DEPTH_MAX => {
+                    directories.push(path);
                     continue;
                 }
                 Some(what) => Listed::Passed(path, what),
@@ -274,7 +274,7 @@ impl Folder {
                 return Ok(false);
             }
         }
-        for path in folders {
+        for path in directories {
             let opened = self.below(&path, OFlags::RDONLY | OFlags::DIRECTORY);
             let below = match opened {
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
@@ -293,18 +293,18 @@ impl Folder {
         if name.starts_with(PART) {
             return Err(Error::Path(path.to_owned()));
         }
-        let mut folder = ".".to_owned();
+        let mut directory = ".".to_owned();
         for part in above.split('/').filter(|part| !part.is_empty()) {
             let at = Error::of(path);
-            let parent = self.below(&folder, OFlags::PATH | OFlags::DIRECTORY);
+            let parent = self.below(&directory, OFlags::PATH | OFlags::DIRECTORY);
             let parent = parent.map_err(&at)?;
             match rustix::fs::mkdirat(&parent, part, Mode::from_raw_mode(0o777)) {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(errno) => return Err(at(errno)),
             }
-            folder = format!("{folder}/{part}");
+            directory = format!("{directory}/{part}");
         }
-        let parent = self.below(&folder, OFlags::RDONLY | OFlags::DIRECTORY);
+        let parent = self.below(&directory, OFlags::RDONLY | OFlags::DIRECTORY);
         Part::begin(parent.map_err(Error::of(path))?, name, path)
     }
 

@@ -304,7 +304,7 @@ def together(options):
                         times[action][pattern].append(seconds)
                 if turn == 0 and pattern == "N-1":
                     layout = machine.ask("layout", "/run/0.f64")
-                    parts = {copy["node"] for part in layout["parts"] for copy in part["copies"]}
+                    parts = {replica["node"] for part in layout["parts"] for replica in part["replicas"]}
                     if len(parts) != options.bursts:
                         raise SystemExit(f"the file lies on {sorted(parts)}, not on {options.bursts} nodes")
                 machine.client.call("sh", "-c", f"rm -f {machine.mount_point}/run/*.f64")

@@ -6,7 +6,7 @@
 There are two storage nodes, and all files are on the first. A round takes the time from `tidemill node drain 0` until no
 file is left to move (`files_left` is 0), and then the time of rsync for the first node's directory of objects. Removals during the
 drain count, later removals do not, as rsync removes nothing. Then `tidemill move` transfers the files back. The rate has no limit
-(`--move-rate 0`), and the page cache is warm for both. Prints JSON lines; `ratio` is ours to rsync's in files per second.
+(`--migration-rate 0`), and the page cache is warm for both. Prints JSON lines; `ratio` is ours to rsync's in files per second.
 """
 import argparse
 import json
@@ -31,7 +31,7 @@ class Cluster:
         socket = os.path.join(directory, "server/server.sock")
         self.base = [binary, "--server", f"unix:{socket}", "--dir", directory]
         self.processes = []
-        self.start("server", "--data-dir", os.path.join(directory, "server"), "--move-rate", "0")
+        self.start("server", "--data-dir", os.path.join(directory, "server"), "--migration-rate", "0")
         self.until(lambda: os.path.exists(socket))
         for node in range(2):
             self.start("node", "--id", str(node), "--data-dir", self.node(node))

@@ -35,7 +35,7 @@ BYTES_MAX = 200_000
 SETTLE_S = 120
 NEWS_S = 5  # for other mounts, including faults
 # Allowed errors while a process is offline (docs/semantics.md); any other error is a finding.
-AWAY = {errno.ECOMM, errno.EHOSTUNREACH, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO, errno.EINTR, errno.ECONNABORTED}
+OFFLINE = {errno.ECOMM, errno.EHOSTUNREACH, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO, errno.EINTR, errno.ECONNABORTED}
 BUSY = {errno.ETXTBSY}
 # The directory below a missing mount is empty and read-only.
 BARE = {errno.ENOENT, errno.EPERM, errno.EACCES}
@@ -203,7 +203,7 @@ class Load:
                     self.counts[work.__name__] += 1
                 except OSError as error:
                     bare = bare or mount in self.cluster.bare
-                    if error.errno not in AWAY | BUSY | (BARE if bare else set()):
+                    if error.errno not in OFFLINE | BUSY | (BARE if bare else set()):
                         self.wrong.append(f"{work.__name__} {name} on {mount}: {error.strerror}")
                     self.errors[f"{work.__name__} {error.strerror}"] += 1
                     time.sleep(0.2)
@@ -267,7 +267,7 @@ class Load:
                 try:
                     content = self.content(self.path(mount, name))
                 except OSError as error:
-                    if error.errno not in AWAY:
+                    if error.errno not in OFFLINE:
                         self.wrong.append(f"read {name} on {mount}: {error.strerror}")
                     self.errors[f"read {error.strerror}"] += 1
                     time.sleep(0.2)
@@ -337,7 +337,7 @@ class Load:
                 said = self.cluster.run("drain", "/", "--wait", *free, timeout=20)
                 self.counts["drain" if said.returncode == 0 else "drain broken off"] += 1
             except subprocess.TimeoutExpired:
-                self.counts["drain given up"] += 1
+                self.counts["drain abandoned"] += 1
             self.draining.clear()
             time.sleep(rng.random() * 0.3)
 
@@ -400,10 +400,10 @@ def fault(cluster, rng, kinds, victims):
         candidates += cluster.nodes
     if "mount" in victims:
         candidates += cluster.mounts.values()
-    victim, kind, away = rng.choice(candidates), rng.choice(kinds), rng.choice([0, 0.1, 1, 4])
+    victim, kind, offline = rng.choice(candidates), rng.choice(kinds), rng.choice([0, 0.1, 1, 4])
     if kind == "stop":
         victim.child.send_signal(signal.SIGSTOP)
-        time.sleep(away)
+        time.sleep(offline)
         victim.child.send_signal(signal.SIGCONT)
     else:
         mounts = {name for name, mount in cluster.mounts.items() if mount is victim}
@@ -411,7 +411,7 @@ def fault(cluster, rng, kinds, victims):
         victim.kill(signal.SIGTERM if kind == "restart" else signal.SIGKILL)
         for name in mounts:
             cluster.detach(name)
-        time.sleep(away)
+        time.sleep(offline)
         victim.start()
         for name in mounts:
             cluster.wait("the mount", lambda: os.path.ismount(f"{cluster.work}/{name}"))

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A job while a node is killed and stays offline, with two copies of all files, against the same undisturbed job.
+"""A job while a node is killed and stays offline, with two replicas of all files, against the same undisturbed job.
 
   bench/testbed/prepare.sh montage bench/out/montage
-  cargo build --release && bench/lost_node.py [bench/out/montage] [--rounds 3] [--copies 2] [--nodes 4]
+  cargo build --release && bench/lost_node.py [bench/out/montage] [--rounds 3] [--replicas 2] [--nodes 4]
 
 Clusters are those of the testbed: hosts in network namespaces, each on its own link. Rounds of both alternate, each on a new cluster
-whose inputs have their copies at the submission of the job. After half the time of the undisturbed run, all processes of one
+whose inputs have their replicas at the submission of the job. After half the time of the undisturbed run, all processes of one
 node's host are killed, in each round of another host. Prints a JSON line for each round, with the number of tasks that each
 node finished, and one line for all rounds. `ratio` is the undisturbed time to the disturbed time: 0.77 is 1.3 times as long.
 With three of four nodes the ratio can't exceed 0.86, and the work of the lost node first waits for --node-timeout. Ends
@@ -33,11 +33,11 @@ LONGER_AT_MOST = 1.3
 
 def run(options, directory, lost=None, after_s=0.0):
     """Runs the job on a new cluster, and kills the node `lost` some time after the start."""
-    flags = ("--copies", str(options.copies), "--node-timeout", str(options.node_timeout))
+    flags = ("--replicas", str(options.replicas), "--node-timeout", str(options.node_timeout))
     cluster = testbed.Cluster(options, os.path.join(directory, "cluster"), flags)
     try:
         cluster.fill(os.path.join(options.workload, "data"))
-        wait("the copies of the inputs", lambda: cluster.ask("status")["copies"]["short"] == 0)
+        wait("the replicas of the inputs", lambda: cluster.ask("status")["replicas"]["short"] == 0)
         script = os.path.join(options.workload, "job.conf")
         job = str(cluster.ask("submit", "--no-cache", script, "--policy", options.policy)["job"])
         if lost is not None:
@@ -73,7 +73,7 @@ def main():
     parser.add_argument("workload", nargs="?", type=os.path.abspath, default=os.path.join(HERE, "out/montage"))
     parser.add_argument("--result", default="mosaic.fits", help="file to compare, in the job's workdir")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--copies", type=int, default=2)
+    parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--node-timeout", type=int, default=10, help="flag of the server, in seconds")
     parser.add_argument("--policy", default="min-wait")
@@ -95,7 +95,7 @@ def main():
         print(json.dumps({"round": number, "undisturbed": whole, "lost": lost}), flush=True)
         times["ours"].append(lost["s"]), times["peer"].append(whole["s"])
         digests |= {whole["digest"], lost["digest"]}
-    name = f"{os.path.basename(options.workload)}, {options.copies} copies, 1 of {options.nodes} nodes killed half-way"
+    name = f"{os.path.basename(options.workload)}, {options.replicas} replicas, 1 of {options.nodes} nodes killed half-way"
     Bench.print(name, "none killed", times, 0, 0, round(1 / LONGER_AT_MOST, 3), same_bytes=len(digests) == 1)
     return len(digests) != 1
 

@@ -177,7 +177,7 @@ def claims():
         Claim("striped", ["striped.py", "--rounds", "3", "--size-mib", "256"], needs=[root, fuse]),
         Claim("shared", ["shared.py", "--rounds", "3", "--size-mib", "256"], needs=[root, fuse]),
         Claim("mpi_shared", ["mpi_shared.py", "--quick"], mpi_shared, needs=[root, fuse, mpi]),
-        Claim("copies", ["copies.py", "--rounds", "3", "--large", "16", "--small", "1000"], needs=[root, fuse]),
+        Claim("replicas", ["replicas.py", "--rounds", "3", "--large", "16", "--small", "1000"], needs=[root, fuse]),
         Claim("tasks", ["tasks.py", "--tasks", "300", "--rounds", "3", "--peers", peers], tasks,
               needs=[("no make", lambda: shutil.which("make"))], left_out=no_peers),
         Claim("maximum", ["maximum.py", "--gib", "0.25", "--rounds", "3"], maximum, needs=[root, fuse]),

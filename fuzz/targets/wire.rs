@@ -34,7 +34,7 @@ fuzz_target!(|bytes: &[u8]| {
             }
         }
         4 => {
-            if let Some((came, rest)) = tidemill_wire::copies::decode(bytes) {
+            if let Some((came, rest)) = tidemill_wire::replicas::decode(bytes) {
                 let _ = came;
                 assert!(rest.len() < bytes.len());
             }

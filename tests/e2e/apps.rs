@@ -115,7 +115,7 @@ impl Labels {
     pub(crate) fn wait_until_done(&self) {
         wait("all labels are done", || {
             let known = self.known();
-            assert_eq!(known["damaged"].as_array().unwrap().len(), 0);
+            assert_eq!(known["corrupt"].as_array().unwrap().len(), 0);
             known["applications"].as_array().unwrap().is_empty()
         });
     }

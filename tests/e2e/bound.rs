@@ -211,7 +211,7 @@ fn written_here(cloud: &Cloud) {
     cluster.sh("rm cloud/here/mine");
     cloud.refresh();
     assert_eq!(cluster.sh("cat cloud/new.txt"), "newer\n");
-    wait("what was removed is gone there", || {
+    wait("what was removed is deleted there", || {
         cloud.there("here/mine").is_none()
     });
     // Other programs change objects that the cluster has put there.
@@ -435,7 +435,7 @@ fn file_system_is_followed_but_links_of_users_are_not() {
         cluster.try_sh("cat cloud/one").out == "changed\n"
     });
     std::fs::remove_file(directory.join("run/one")).unwrap();
-    wait("it is gone", || !cluster.at("cloud/one").exists());
+    wait("it is deleted", || !cluster.at("cloud/one").exists());
     // The parent of the bound directory is missing, as when a file system is not mounted.
     std::fs::rename(directory.join("run"), directory.join("away")).unwrap();
     wait("it is told", || {
@@ -447,10 +447,10 @@ fn file_system_is_followed_but_links_of_users_are_not() {
     assert_eq!(cluster.sh("ls cloud"), "d\ne\ntwo\n");
 }
 
-/// A job fails if it reads a version that others have replaced in the store. No file is marked as damaged, and the next
+/// A job fails if it reads a version that others have replaced in the store. No file is marked as corrupt, and the next
 /// version is looked for.
 #[test]
-fn object_replaced_after_listing_is_not_damaged() {
+fn object_replaced_after_listing_is_not_corrupt() {
     let Some(cloud) = Cloud::start() else { return };
     let cluster = &cloud.cluster;
     cloud.put("a", "first\n");

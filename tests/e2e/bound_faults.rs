@@ -201,7 +201,7 @@ fn renamed_and_changed(cloud: &Cloud) {
             && now("in").as_deref() == Some("again\n")
             && now("over").as_deref() == Some("last\n")
     });
-    wait("what the cluster has no more is gone there", || {
+    wait("what the cluster has no more is deleted there", || {
         cloud.there("ours").is_none() && cloud.there("tmp").is_none()
     });
     assert_eq!(cloud.refresh()["passed_by"], 0);
@@ -298,16 +298,16 @@ fn is_empty(directory: &Path) -> bool {
 
 #[test]
 fn unmounted_file_system_is_offline_and_loses_nothing() {
-    away(&[]);
+    offline(&[]);
 }
 
 #[test]
 fn unmounted_file_system_with_packs_loses_nothing() {
-    away(&["--outside-as", "dedup"]);
+    offline(&["--outside-as", "dedup"]);
 }
 
-/// The node is started while the directory of its store is empty: no file is damaged, and no file is stored there.
-fn away(more: &[&str]) {
+/// The node is started while the directory of its store is empty: no file is corrupt, and no file is stored there.
+fn offline(more: &[&str]) {
     let Some(mut cluster) = bare(1) else { return };
     let pfs = Pfs::new();
     let uri = pfs.uri();
@@ -335,7 +335,7 @@ fn away(more: &[&str]) {
     let healthy = |cluster: &Cluster| {
         let health = cluster.run(&["health"]);
         !health.out.contains("/d/")
-            && cluster.json(&["status"])["copies"]["damaged"]
+            && cluster.json(&["status"])["replicas"]["corrupt"]
                 .as_u64()
                 .unwrap_or(0)
                 == 0
@@ -356,14 +356,14 @@ fn away(more: &[&str]) {
     cluster.start_mount();
     assert_eq!(cluster.sh("cat d/one d/three"), "one\nthree\n");
     if more.is_empty() {
-        wait("what was removed is gone there", || {
+        wait("what was removed is deleted there", || {
             !pfs.real("d/two").exists()
         });
     }
     really_gone(&cluster, &pfs);
 }
 
-/// Somebody has deleted all files, and confirms it: then the files are damaged.
+/// Somebody has deleted all files, and confirms it: then the files are corrupt.
 fn really_gone(cluster: &Cluster, pfs: &Pfs) {
     for file in pfs.files() {
         std::fs::remove_file(file).unwrap();
@@ -371,13 +371,13 @@ fn really_gone(cluster: &Cluster, pfs: &Pfs) {
     std::fs::remove_file(pfs.real(".tidemill-store")).unwrap();
     let scrub = || cluster.run(&["scrub", "/d", "--wait"]);
     scrub();
-    wait("it is told as a store that is away", || {
+    wait("it is told as a store that is offline", || {
         let status = cluster.run(&["status"]).out;
         status.contains("nothing is there")
     });
     assert!(!cluster.run(&["health"]).out.contains("/d/one"));
     std::fs::write(pfs.real(".tidemill-store"), "").unwrap();
-    wait("it is damage", || {
+    wait("it is corruption", || {
         scrub();
         cluster.run(&["health"]).out.contains("/d/one")
     });

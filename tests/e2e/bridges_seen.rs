@@ -334,5 +334,5 @@ fn directories_of_that_name(seen: &Seen) {
     let said = cluster.try_sh("ls bridges/circle/bridges/circle");
     assert!(!said.ok, "{}", said.out);
     cluster.json(&["bridge", "remove", "circle"]);
-    wait("it is gone", || !cluster.at("bridges/circle").exists());
+    wait("it is deleted", || !cluster.at("bridges/circle").exists());
 }

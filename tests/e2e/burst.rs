@@ -22,15 +22,15 @@ fn configured(server: &[&str], args: &[&str]) -> Option<Cluster> {
     Some(cluster)
 }
 
-/// Returns the nodes that have a file, the first one first, with the states of their copies.
+/// Returns the nodes that have a file, the first one first, with the states of their replicas.
 fn places(cluster: &Cluster, path: &str) -> Vec<(u64, String)> {
     let layout = cluster.json(&["layout", path]);
-    let copies = layout["parts"][0]["copies"].as_array().unwrap();
-    let place = |copy: &Value| {
-        let state = copy["state"].as_str().unwrap().to_owned();
-        (copy["node"].as_u64().unwrap(), state)
+    let replicas = layout["parts"][0]["replicas"].as_array().unwrap();
+    let place = |replica: &Value| {
+        let state = replica["state"].as_str().unwrap().to_owned();
+        (replica["node"].as_u64().unwrap(), state)
     };
-    copies.iter().map(place).collect()
+    replicas.iter().map(place).collect()
 }
 
 pub(crate) fn nodes(cluster: &Cluster, path: &str) -> Vec<u64> {
@@ -40,7 +40,7 @@ pub(crate) fn nodes(cluster: &Cluster, path: &str) -> Vec<u64> {
         .collect()
 }
 
-/// New files of any writer are stored in the burst tier and stay there with their copies. On request they are removed
+/// New files of any writer are stored in the burst tier and stay there with their replicas. On request they are removed
 /// from the tier. All of this survives `kill -9` of the server and the node.
 #[test]
 fn new_files_go_to_burst_tier_first_and_drain() {
@@ -89,7 +89,7 @@ fn new_files_go_to_burst_tier_first_and_drain() {
     // A file stays in the tier while a program reads it there.
     let reader = std::fs::File::open(cluster.at("d/7")).unwrap();
     cluster.run(&["drain", "/d", "--free"]);
-    wait("the others are gone from the burst tier", || {
+    wait("the others are evicted from the burst tier", || {
         nodes(&cluster, "/d/8").len() == 1
     });
     assert_ne!(nodes(&cluster, "/d/8"), [2]);
@@ -173,14 +173,14 @@ fn drained_files_survive_lost_burst_node_rest_is_listed() {
     cluster.run(&["drain", "/kept", "--wait"]);
     cluster.kill_node(2);
     let said = cluster.json(&["drain", "/lost"]);
-    assert_eq!(said["away"], 2, "{said}");
+    assert_eq!(said["offline"], 2, "{said}");
     assert_eq!(cluster.sh("cat kept").trim(), "kept");
     let removed = cluster.run(&["node", "remove", "2", "--lose"]);
     assert!(removed.ok, "{}", removed.err);
     assert_eq!(cluster.sh("cat kept").trim(), "kept");
     assert!(!cluster.run(&["cat", "/lost"]).ok);
     wait("the lost file is named, and no other", || {
-        cluster.json(&["status"])["copies"]["lost_paths"] == serde_json::json!(["/lost"])
+        cluster.json(&["status"])["replicas"]["lost_paths"] == serde_json::json!(["/lost"])
     });
     // New files are stored on nodes that store from then on.
     cluster.sh("echo new > new");
@@ -322,7 +322,7 @@ fn file_lost_from_its_store_drains_again() {
     let index = |node: u64| usize::try_from(node).unwrap();
     for node in [first, other] {
         cluster.kill_node(index(node));
-        wait("it is known to be away", || {
+        wait("it is known to be offline", || {
             cluster.json(&["status"])["nodes"][index(node)]["up"] == false
         });
     }
@@ -335,7 +335,7 @@ fn file_lost_from_its_store_drains_again() {
     assert!(drained.ok, "{}", drained.err);
     assert!(nodes(&cluster, "/kept").contains(&other));
     cluster.kill_node(2);
-    wait("the tier is known to be away", || {
+    wait("the tier is known to be offline", || {
         let status = cluster.json(&["status"]);
         let mut nodes = status["nodes"].as_array().unwrap().iter();
         nodes.any(|one| one["node"] == 2 && one["up"] == false)
@@ -345,7 +345,7 @@ fn file_lost_from_its_store_drains_again() {
     assert_eq!(cluster.sh("cat kept").trim(), "kept");
 }
 
-/// Stored files get copies in the tier on request of a user with read permission. These copies are removed first when
+/// Stored files get replicas in the tier on request of a user with read permission. These replicas are removed first when
 /// space is needed.
 #[test]
 fn stage_copies_stored_files_to_burst_tier_for_readers() {
@@ -388,7 +388,7 @@ fn stage_copies_stored_files_to_burst_tier_for_readers() {
         refused.err
     );
 
-    // All are killed between the request and the copies.
+    // All are killed between the request and the replicas.
     let begun = cluster.json(&["stage", "/in"]);
     assert_eq!(begun["files"], 4, "{begun}");
     cluster.kill_server();
@@ -759,7 +759,7 @@ fn up_restarts_node_of_burst_tier_and_outside_store() {
     );
     assert_eq!(read.out, "burst");
     let layout: Value = serde_json::from_str(&layout.out).unwrap();
-    assert_eq!(layout["parts"][0]["copies"][0]["node"], 998, "{layout}");
+    assert_eq!(layout["parts"][0]["replicas"][0]["node"], 998, "{layout}");
     assert!(
         !elsewhere.ok && elsewhere.err.contains("fast disk"),
         "{}",

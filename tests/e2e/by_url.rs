@@ -146,13 +146,13 @@ fn put(cluster: &Cluster, bytes: &[u8], flags: &[&str], path: &str) {
     assert!(said.ok, "{}", said.err);
 }
 
-/// Waits until each part of a file has `count` copies.
+/// Waits until each part of a file has `count` replicas.
 fn copied(cluster: &Cluster, path: &str, count: usize) {
     wait("the file is copied", || {
         let layout = cluster.json(&["layout", path]);
         layout["parts"].as_array().unwrap().iter().all(|part| {
-            let copies = part["copies"].as_array().unwrap();
-            copies.len() == count && copies.iter().all(|copy| copy["state"] == "current")
+            let replicas = part["replicas"].as_array().unwrap();
+            replicas.len() == count && replicas.iter().all(|replica| replica["state"] == "current")
         })
     });
 }
@@ -468,7 +468,7 @@ fn streams_of_one_user_are_bounded_and_others_unaffected() {
 }
 
 #[test]
-fn stream_switches_to_another_copy_when_node_is_lost() {
+fn stream_switches_to_another_replica_when_node_is_lost() {
     for stripes in [&[][..], &["--stripe", "64KiB,2"]] {
         for stopped in [false, true] {
             let Some(mut cluster) = Cluster::with(without_mount(3)) else {
@@ -478,13 +478,13 @@ fn stream_switches_to_another_copy_when_node_is_lost() {
             put(
                 &cluster,
                 &bytes,
-                &[&["--copies", "2"], stripes].concat(),
+                &[&["--replicas", "2"], stripes].concat(),
                 "/f",
             );
             copied(&cluster, "/f", 2);
             let begun = begin(&cluster, "/f");
             let layout = cluster.json(&["layout", "/f"]);
-            let first = layout["parts"][0]["copies"][0]["node"].as_u64().unwrap();
+            let first = layout["parts"][0]["replicas"][0]["node"].as_u64().unwrap();
             let first = usize::try_from(first).unwrap();
             if stopped {
                 cluster.signal_node(first, rustix::process::Signal::STOP);
@@ -538,7 +538,7 @@ fn stream_cut_before_its_end_is_not_taken_for_whole() {
         let again = curl(&cluster, &token(&cluster), &[], "/f");
         again.status == 200 && again.body == bytes
     });
-    // An object that is damaged on the node's disk is reported, not sent.
+    // An object that is corrupt on the node's disk is reported, not sent.
     let object = cluster.object_files("/f").remove(0);
     std::fs::File::options()
         .write(true)
@@ -546,12 +546,12 @@ fn stream_cut_before_its_end_is_not_taken_for_whole() {
         .unwrap()
         .set_len(1 << 20)
         .unwrap();
-    let damaged = curl(&cluster, &token(&cluster), &[], "/f");
+    let corrupt = curl(&cluster, &token(&cluster), &[], "/f");
     assert!(
-        [500, 503].contains(&damaged.status),
+        [500, 503].contains(&corrupt.status),
         "{} {}",
-        damaged.status,
-        damaged.text()
+        corrupt.status,
+        corrupt.text()
     );
 }
 

@@ -128,7 +128,7 @@ impl Cluster {
         let layout = self.json(&["layout", path]);
         let file = |part: &Value| {
             let object = part["object"].as_str().unwrap();
-            let node = part["copies"][0]["node"].as_u64().unwrap();
+            let node = part["replicas"][0]["node"].as_u64().unwrap();
             let directory = self.node_directory(usize::try_from(node).unwrap());
             directory.join(format!("objects/{}/{object}", &object[14..]))
         };

@@ -38,7 +38,7 @@ fn got(cluster: &Cluster, path: &str) -> Vec<u8> {
 fn nodes(cluster: &Cluster, path: &str) -> Vec<u64> {
     let layout = cluster.json(&["layout", path]);
     let parts = layout["parts"].as_array().unwrap().iter();
-    let first = |part: &Value| part["copies"][0]["node"].as_u64().unwrap();
+    let first = |part: &Value| part["replicas"][0]["node"].as_u64().unwrap();
     parts.map(first).collect()
 }
 
@@ -106,7 +106,7 @@ fn component_outputs_survive_every_loss() {
     cluster.start_server();
     cluster.wait_for_nodes(3);
     assert!(got(&cluster, "/out") == upper(&bytes));
-    cluster.sh("setfattr -n user.tidemill.copies -v 2 /; true");
+    cluster.sh("setfattr -n user.tidemill.replicas -v 2 /; true");
     cluster.wait_for_notes();
     let said = cluster.rebuild();
     assert_eq!(said["missing"], Value::from([0; 0]), "{said}");
@@ -117,7 +117,7 @@ fn component_outputs_survive_every_loss() {
     // The deletion of the file removes its parts, and nothing else.
     let before = objects(&cluster);
     cluster.sh("rm out");
-    wait("its parts are gone", || objects(&cluster) == before - 3);
+    wait("its parts are deleted", || objects(&cluster) == before - 3);
     assert!(got(&cluster, "/d/f") == bytes);
 }
 
@@ -222,7 +222,7 @@ fn failed_component_is_retried_alone_and_leaves_nothing() {
         "{logs:#}"
     );
     assert!(!cluster.at("out").exists());
-    wait("what the others made is gone", || {
+    wait("what the others made is deleted", || {
         objects(&cluster) == before
     });
     // If a node is killed during the job, the output is the same.
@@ -565,7 +565,7 @@ fn cancelled_components_leave_nothing_and_parts_are_private() {
     });
     assert!(!cluster.at("out").exists(), "a part is no file");
     assert!(cluster.run(&["cancel", &id]).ok);
-    wait("what was made is gone", || objects(&cluster) == before);
+    wait("what was made is deleted", || objects(&cluster) == before);
     assert!(!cluster.at("out").exists());
     // A user who may not read a file learns nothing of its parts, and gets none of them.
     cluster.sh("chmod 700 d; mkdir -m 777 theirs");

@@ -79,11 +79,11 @@ impl Up {
         nodes.map(|one| one["node"].as_u64().unwrap()).collect()
     }
 
-    /// Returns the nodes that have a copy of a file.
-    fn copies(&self, path: &str) -> Vec<u64> {
+    /// Returns the nodes that have a replica of a file.
+    fn replicas(&self, path: &str) -> Vec<u64> {
         let layout = self.json(&["layout", path]);
-        let copies = layout["parts"][0]["copies"].as_array().unwrap().iter();
-        copies.map(|one| one["node"].as_u64().unwrap()).collect()
+        let replicas = layout["parts"][0]["replicas"].as_array().unwrap().iter();
+        replicas.map(|one| one["node"].as_u64().unwrap()).collect()
     }
 }
 
@@ -119,7 +119,7 @@ fn accelerator_stores_files_on_host_and_reads_outside_files() {
     up.json(&["bridge", "add", "pfs", address.trim_end_matches('/')]);
     up.json(&["import", "--link", "pfs/input/*", "/input"]);
     assert_eq!(read(&up.at("input/a")), "from outside\n");
-    assert_eq!(up.copies("/input/a"), [997]);
+    assert_eq!(up.replicas("/input/a"), [997]);
     std::fs::create_dir(up.at("memory")).unwrap();
     let named = ["-n", "user.tidemill.medium", "-v", "memory"];
     let set = Command::new("setfattr")
@@ -132,13 +132,13 @@ fn accelerator_stores_files_on_host_and_reads_outside_files() {
         wait("it is sealed", || {
             !up.tidemill(&["cat", path]).out.is_empty()
         });
-        assert_eq!(up.copies(&format!("/{path}")), [node]);
+        assert_eq!(up.replicas(&format!("/{path}")), [node]);
     }
     let names = std::fs::read_dir(up.pfs("")).unwrap().count();
     assert_eq!(names, 2, "nothing went outside");
 }
 
-/// Closed files are copied to the store without a command, and are read through the cluster when no other copy exists.
+/// Closed files are copied to the store without a command, and are read through the cluster when no other replica exists.
 #[test]
 fn forwarder_stores_closed_files_outside() {
     let Some(up) = Up::of("Forwarder") else {
@@ -150,7 +150,7 @@ fn forwarder_stores_closed_files_outside() {
     wait("it is outside", || {
         read(&up.pfs("run/step/1")) == "forwarded\n"
     });
-    assert_eq!(up.copies("/step/1"), [997]);
+    assert_eq!(up.replicas("/step/1"), [997]);
     std::fs::write(up.at("step/1"), "again\n").unwrap();
     wait("so is what took its place", || {
         read(&up.pfs("run/step/1")) == "again\n"
@@ -176,10 +176,10 @@ fn burst_buffer_maps_new_files_and_drains_outside() {
     wait("it is mapped", || {
         read(&up.at("run/count/a")).starts_with("1 2 4")
     });
-    assert_eq!(up.copies("/run/a.txt"), [998]);
+    assert_eq!(up.replicas("/run/a.txt"), [998]);
     up.tidemill(&["drain", "/", "--free", "--wait"]);
     assert_eq!(read(&up.pfs("run/run/a.txt")), "a b\n");
-    assert_eq!(up.copies("/run/a.txt"), [997]);
+    assert_eq!(up.replicas("/run/a.txt"), [997]);
     assert_eq!(read(&up.at("run/a.txt")), "a b\n");
     // The next start has the same cluster, without unrequested nodes.
     assert!(up.tidemill(&["down"]).ok);
@@ -201,7 +201,7 @@ fn whole_storage_keeps_files_on_its_nodes() {
     for name in &names {
         let path = format!("/{name}");
         wait("it is sealed", || up.tidemill(&["layout", &path]).ok);
-        used.extend(up.copies(&path));
+        used.extend(up.replicas(&path));
     }
     used.sort_unstable();
     used.dedup();
@@ -215,7 +215,7 @@ fn whole_storage_keeps_files_on_its_nodes() {
     .unwrap();
     up.tidemill(&["submit", "--watch", script.to_str().unwrap()]);
     assert_eq!(read(&up.at("n")), "1 2 4\n");
-    assert_eq!(up.copies("/n"), up.copies("/f0"));
+    assert_eq!(up.replicas("/n"), up.replicas("/f0"));
 }
 
 /// Returns the surface in a file of the model: its values are the first of the three fields at the end.

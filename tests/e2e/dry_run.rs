@@ -58,10 +58,10 @@ fn dry_run_predicts_the_job_and_submits_nothing() {
     has_nothing(&cluster);
 
     let job = cluster.done(cluster.submit(JOB));
-    let anew = plan(&cluster, JOB, &["--replace", "--no-cache"]);
-    assert_eq!(anew["complete"], true, "{anew:#}");
-    assert!(anew["makespan_ns"].as_u64().unwrap() > 0);
-    let tasks = anew["tasks"].as_array().unwrap();
+    let recomputed = plan(&cluster, JOB, &["--replace", "--no-cache"]);
+    assert_eq!(recomputed["complete"], true, "{recomputed:#}");
+    assert!(recomputed["makespan_ns"].as_u64().unwrap() > 0);
+    let tasks = recomputed["tasks"].as_array().unwrap();
     let names: Vec<_> = tasks.iter().map(|task| &task["name"]).collect();
     assert_eq!(names, ["sort", "head"]);
     // A task runs on the node with its input.

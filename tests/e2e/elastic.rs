@@ -78,7 +78,7 @@ fn check_told(cluster: &Cluster, job: u64) {
     );
 }
 
-/// Clients, the mount and jobs read and write files whose only copy is on a suspended node: each access wakes the
+/// Clients, the mount and jobs read and write files whose only replica is on a suspended node: each access wakes the
 /// node. Access to other files does not. A server that was killed knows the suspended nodes.
 #[test]
 fn read_or_write_wakes_the_suspended_node() {
@@ -91,7 +91,7 @@ fn read_or_write_wakes_the_suspended_node() {
     cat(&cluster, "/b");
     cluster.sh("echo new > new");
     assert_eq!(
-        cluster.json(&["layout", "/new"])["parts"][0]["copies"][0]["node"],
+        cluster.json(&["layout", "/new"])["parts"][0]["replicas"][0]["node"],
         1
     );
     assert!(is_suspended(&cluster, 0));
@@ -148,24 +148,24 @@ fn read_or_write_wakes_the_suspended_node() {
 /// suspended.
 #[test]
 fn node_that_never_wakes_is_reported_suspended_is_not() {
-    let Some((_directory, mut cluster)) = start("[server]\ncopies = 2\nrepair-after = \"1s\"\n")
+    let Some((_directory, mut cluster)) = start("[server]\nreplicas = 2\nrepair-after = \"1s\"\n")
     else {
         return;
     };
     cluster.sh("echo text > f");
-    wait("the file has its copies", || {
-        cluster.json(&["status"])["copies"]["short"] == 0
+    wait("the file has its replicas", || {
+        cluster.json(&["status"])["replicas"]["short"] == 0
     });
     // A file that was just written may still be scrubbed there, which wakes the node.
-    wait("it sleeps for longer than nodes may be away", || {
+    wait("it sleeps for longer than nodes may be offline", || {
         suspend(&cluster, 0);
         std::thread::sleep(std::time::Duration::from_secs(4));
         is_suspended(&cluster, 0)
     });
-    let copies = &cluster.json(&["status"])["copies"];
-    assert_eq!(copies["lost_nodes"], serde_json::json!([]), "{copies}");
+    let replicas = &cluster.json(&["status"])["replicas"];
+    assert_eq!(replicas["lost_nodes"], serde_json::json!([]), "{replicas}");
     assert_eq!(cluster.sh("cat f"), "text\n");
-    assert!(is_suspended(&cluster, 0), "there is a copy on the other");
+    assert!(is_suspended(&cluster, 0), "there is a replica on the other");
     cluster.kill_node(0);
     assert!(is_suspended(&cluster, 0));
     let woken = cluster.run(&["node", "wake", "0"]);
@@ -181,15 +181,15 @@ fn node_that_never_wakes_is_reported_suspended_is_not() {
         said.code == Some(3) && said.out.contains("node-not-woken")
     };
     wait("its state is told", not_woken);
-    wait("it counts as away", || !is_suspended(&cluster, 0));
+    wait("it counts as offline", || !is_suspended(&cluster, 0));
     assert_eq!(cluster.sh("cat f"), "text\n");
     wait("what it had is missed", || {
-        cluster.json(&["status"])["copies"]["lost_nodes"] == serde_json::json!([0])
+        cluster.json(&["status"])["replicas"]["lost_nodes"] == serde_json::json!([0])
     });
     cluster.start_node(0);
     cluster.wait_for_nodes(2);
     wait("it is not lost", || {
-        cluster.json(&["status"])["copies"]["short"] == 0
+        cluster.json(&["status"])["replicas"]["short"] == 0
     });
     suspend(&cluster, 0);
     // A signal ends the waiting process, like that of a node that is awake.

@@ -83,8 +83,8 @@ fn synced_file_is_sealed_after_mount_and_nodes_died() {
     drop((first, second));
     wait("the server tells what it waits for", || {
         let left = unsealed(&cluster);
-        let away = |one: &Value| one["why"].as_str().unwrap().ends_with("is away");
-        !left.is_empty() && left.iter().all(|one| one["ended"] == true && away(one))
+        let offline = |one: &Value| one["why"].as_str().unwrap().ends_with("is offline");
+        !left.is_empty() && left.iter().all(|one| one["ended"] == true && offline(one))
     });
     cluster.start_node(0);
     cluster.start_node(1);
@@ -145,7 +145,7 @@ fn status_lists_live_and_dead_mounts() {
     let text = cluster.run(&["status"]).out;
     assert!(text.contains(&format!("mounted   {path}")), "{text}");
     cluster.kill_mount();
-    wait("it is away", || {
+    wait("it is offline", || {
         cluster.json(&["status"])["mounts"] == Value::Array(Vec::new())
     });
 }
@@ -153,7 +153,7 @@ fn status_lists_live_and_dead_mounts() {
 #[test]
 #[expect(clippy::too_many_lines, reason = "one story")]
 fn check_finds_orphans_and_missing_objects_and_repairs() {
-    // The node detects damage by itself when it hashes or reads an object, so the scrub is off here.
+    // The node detects corruption by itself when it hashes or reads an object, so the scrub is off here.
     let options = Options {
         node_args: vec!["--scrub-rate".into(), "off".into()],
         ..Options::default()
@@ -219,13 +219,13 @@ fn check_finds_orphans_and_missing_objects_and_repairs() {
     assert!(!ok);
     assert_eq!(kinds(&found), expected);
     assert!(orphan.exists());
-    let (_, found) = check(&["--mend"]);
+    let (_, found) = check(&["--repair"]);
     assert_eq!(kinds(&found), expected);
     // A check that only shows faults deletes nothing.
-    let (_, found) = check(&["--mend"]);
+    let (_, found) = check(&["--repair"]);
     assert_eq!(kinds(&found), expected[..3]);
     assert!(orphan.exists());
-    let (_, found) = check(&["--mend", "--yes"]);
+    let (_, found) = check(&["--repair", "--yes"]);
     assert_eq!(kinds(&found), expected[..3]);
     let (ok, found) = check(&[]);
     assert!(!ok);
@@ -287,7 +287,7 @@ fn killed_put_is_aborted_and_waiting_put_is_not() {
         unsealed(&cluster).iter().map(versions).sum::<u64>()
     };
     while open() > 1 {
-        assert!(start.elapsed() < 3 * PATIENCE, "it is never given up");
+        assert!(start.elapsed() < 3 * PATIENCE, "it is never abandoned");
         std::thread::sleep(std::time::Duration::from_millis(200));
     }
     assert_eq!((open(), content(&cluster, "/f").as_str()), (1, "old\n"));
@@ -296,7 +296,7 @@ fn killed_put_is_aborted_and_waiting_put_is_not() {
     drop(input);
     assert!(slow.wait().unwrap().success());
     assert_eq!(content(&cluster, "/slow").len(), (5 << 20) + 7);
-    wait("the bytes of the other are gone", || {
+    wait("the bytes of the other are deleted", || {
         cluster.run(&["check", "--age", "0"]).ok
     });
 }
@@ -340,7 +340,7 @@ fn full_device_with_open_files_fails_writes_but_no_seal() {
     let said = cluster.try_sh("echo more > more");
     assert!(!said.ok && said.err.contains("No space"), "{}", said.err);
     cluster.sh("rm before");
-    wait("its bytes are gone", || {
+    wait("its bytes are deleted", || {
         cluster.run(&["check", "--age", "0"]).ok
     });
     device.as_ref().unwrap().free();

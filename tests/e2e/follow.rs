@@ -437,7 +437,7 @@ fn follow_waits_for_offline_nodes_of_its_file() {
         });
         cluster.kill_node(0);
         cluster.kill_node(1);
-        wait("the nodes are known to be away", || {
+        wait("the nodes are known to be offline", || {
             !cluster.run(&["cat", "/f"]).ok
         });
         signal(rustix::process::Signal::CONT);

@@ -99,8 +99,10 @@ fn mapped_files_are_deleted_and_results_reduced_in_order() {
         round(&cluster, "words", 1) == "done"
     });
     assert_eq!(cluster.sh("cut -d' ' -f1 run/all-1"), "1\n2\n10\n3\n");
-    wait("the files are gone", || cluster.sh("ls run") == "all-1\n");
-    wait("what was reduced is gone, too", || {
+    wait("the files are deleted", || {
+        cluster.sh("ls run") == "all-1\n"
+    });
+    wait("what was reduced is deleted, too", || {
         cluster.sh("ls run/.words").is_empty()
     });
     assert_eq!(cluster.sh("cat kept"), "1\n2\n3\n");
@@ -139,8 +141,8 @@ fn mapped_files_are_deleted_and_results_reduced_in_order() {
     cluster.run(&["drain", "/run", "--wait"]);
     wait("it is stored, and in the tier no more", || {
         let layout = cluster.json(&["layout", "/run/step-6.txt"]);
-        let copies = layout["parts"][0]["copies"].as_array().unwrap().clone();
-        copies.len() == 1 && copies[0]["node"] == 0
+        let replicas = layout["parts"][0]["replicas"].as_array().unwrap().clone();
+        replicas.len() == 1 && replicas[0]["node"] == 0
     });
     assert_eq!(cluster.sh("wc -l < run/step-6.txt"), "6\n");
     let check = cluster.run(&["check"]);
@@ -287,13 +289,13 @@ fn bad_kernels_fail_alone_and_unmapped_files_stay() {
     }
     add(
         &cluster,
-        "'/run/*.dat' --map wordcount --output 'mended/${name}' --name crash --replace",
+        "'/run/*.dat' --map wordcount --output 'repaired/${name}' --name crash --replace",
     );
     cluster.json(&["rule", "retry", "crash"]);
-    wait("it is mapped by the mended hook, and goes", || {
+    wait("it is mapped by the repaired hook, and goes", || {
         !cluster.try_sh("test -e run/a.dat").ok
     });
-    assert_eq!(cluster.sh("cut -d' ' -f1 run/mended/a.dat"), "5\n");
+    assert_eq!(cluster.sh("cut -d' ' -f1 run/repaired/a.dat"), "5\n");
 }
 
 /// A round without one of its files has no result. It continues after the kernel is fixed.
@@ -316,7 +318,7 @@ fn round_with_unmapped_file_fails_until_kernel_is_fixed() {
     let said = cluster.run(&["hook", "show", "half"]).out;
     assert!(said.contains("/run/2.csv was not mapped"), "{said}");
     assert!(!cluster.try_sh("test -e run/half").ok);
-    wait("what was mapped is gone, and no other", || {
+    wait("what was mapped is deleted, and no other", || {
         cluster.sh("ls run/*.csv") == "run/2.csv\n"
     });
     add(&cluster, &(half("/bin/cat") + " --replace"));
@@ -493,11 +495,11 @@ fn maps_of_removed_hook_end_when_their_file_is_abandoned() {
         wait("it is begun", || running() == jobs);
         file
     };
-    let (given_up, stays) = (begin("given-up", 1), begin("stays", 2));
+    let (abandoned, stays) = (begin("abandoned", 1), begin("stays", 2));
     cluster.json(&["hook", "remove", "sums"]);
-    cluster.sh("rm run/given-up.dat");
-    drop(given_up);
-    wait("nothing waits for what is gone", || running() == 1);
+    cluster.sh("rm run/abandoned.dat");
+    drop(abandoned);
+    wait("nothing waits for what is deleted", || running() == 1);
     drop(stays);
     wait("the other is mapped", || {
         cluster.at("run/sums/stays.dat").exists()

@@ -103,7 +103,7 @@ fn intermediate_stays_in_memory_until_used_and_is_recomputed() {
     assert_eq!(report["total"]["in_memory_bytes"], middle);
     let explained = cluster.run(&["explain", &id.to_string()]).out;
     assert!(explained.contains("of it in the memory"), "{explained}");
-    wait("it is gone", || {
+    wait("it is deleted", || {
         bytes(&cluster).0 == 0 && !cluster.at("w/middle").exists()
     });
     assert_eq!(cluster.sh("ls w"), "go\nkept\nout\nsaid\n");
@@ -129,7 +129,7 @@ fn intermediate_too_large_for_memory_is_on_disk() {
     );
     let explained = cluster.run(&["explain", &id.to_string()]).out;
     assert!(explained.contains("not in memory"), "{explained}");
-    wait("it is gone", || !cluster.at("w/middle").exists());
+    wait("it is deleted", || !cluster.at("w/middle").exists());
     let wrong = job(1).replace("\"memory\"", "\"memry\"");
     let said = cluster.try_submit(&wrong);
     assert!(!said.ok && said.err.contains("memory"), "{}", said.err);
@@ -174,7 +174,7 @@ fn kernels_reach_in_memory_files_in_closed_directories() {
     cluster.sh("echo go > w/go");
     cluster.done(id);
     assert_eq!(cluster.sh("cat w/out"), expected(&cluster, middle));
-    wait("it is gone", || {
+    wait("it is deleted", || {
         std::fs::read_dir(&handed).unwrap().count() == 0
     });
 }

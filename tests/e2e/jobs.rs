@@ -293,7 +293,9 @@ fn intermediates_with_lifetime_are_removed_and_results_stay() {
         { name = "two"; kernel = "/bin/cp"; args = ["mid", "out"]; input = ["mid"]; output = ["out"]; } );"#,
     );
     cluster.done(job);
-    wait("the intermediate is gone", || !cluster.at("w/mid").exists());
+    wait("the intermediate is deleted", || {
+        !cluster.at("w/mid").exists()
+    });
     assert_eq!(cluster.sh("cat w/out").trim(), "x");
 }
 

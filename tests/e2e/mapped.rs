@@ -118,7 +118,7 @@ fn kernels_run_on_nodes_with_values_and_read_each_once() {
     let tasks = told["tasks"].as_array().unwrap();
     let layout = cluster.json(&["layout", "/records"]);
     for (task, part) in tasks.iter().zip(layout["parts"].as_array().unwrap()) {
-        assert_eq!(task["node"], part["copies"][0]["node"], "{told:#}");
+        assert_eq!(task["node"], part["replicas"][0]["node"], "{told:#}");
     }
     let moved = tasks
         .iter()
@@ -146,7 +146,7 @@ fn kernels_run_on_nodes_with_values_and_read_each_once() {
 }
 
 #[test]
-fn missing_or_damaged_variable_is_reported() {
+fn missing_or_corrupt_variable_is_reported() {
     let Some(cluster) = cluster(false) else {
         return;
     };
@@ -354,7 +354,7 @@ fn assembled(cluster: &Cluster, size: usize) -> Vec<Option<Vec<u8>>> {
     whole
 }
 
-/// Checks one result of all components, its lineage, and a directory with files that are missing, damaged, or changed.
+/// Checks one result of all components, its lineage, and a directory with files that are missing, corrupt, or changed.
 fn a_directory_is_summed(cluster: &Cluster) {
     let sum = |output: &str| {
         job(&format!(
@@ -373,7 +373,7 @@ fn a_directory_is_summed(cluster: &Cluster) {
     let lineage = cluster.json(&["lineage", "/n1", "--format", "json"]);
     assert_eq!(lineage["runs"].as_array().unwrap().len(), 1, "{lineage:#}");
     assert!(lineage.to_string().contains("/tas/c/"), "{lineage:#}");
-    // A damaged chunk, and a directory that is no Zarr.
+    // A corrupt chunk, and a directory that is no Zarr.
     cluster.sh("echo hello > three.zarr/tas/c/0/1; sync three.zarr/tas/c/0/1");
     let ended = cluster.ended(cluster.submit(&sum("n3")));
     assert_eq!(ended["state"], "failed");
@@ -533,7 +533,7 @@ fn csv_columns_are_read_by_line_on_their_nodes() {
         let tasks = told["tasks"].as_array().unwrap();
         let layout = cluster.json(&["layout", "/t.csv"]);
         for (task, part) in tasks.iter().zip(layout["parts"].as_array().unwrap()) {
-            assert_eq!(task["node"], part["copies"][0]["node"], "{told:#}");
+            assert_eq!(task["node"], part["replicas"][0]["node"], "{told:#}");
         }
         let mut found = values("p.*");
         found.sort_unstable();

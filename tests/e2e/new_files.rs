@@ -285,7 +285,7 @@ fn many_new_files_respect_quotas_media_and_rules() {
     ]);
     wait("the mount knows the node in memory", || {
         cluster.sh("echo x > rooms/r/probe");
-        cluster.json(&["layout", "/rooms/r/probe"])["parts"][0]["copies"][0]["node"] == 1
+        cluster.json(&["layout", "/rooms/r/probe"])["parts"][0]["replicas"][0]["node"] == 1
     });
     cluster.sh("rm rooms/r/probe");
     let labels = Labels::of(&cluster, 0);
@@ -312,7 +312,7 @@ for label in of: label.wait()
     );
     let file = cluster.sh("ls rooms/r | sed -n 1p");
     let layout = cluster.json(&["layout", &format!("/rooms/r/{}", file.trim())]);
-    assert_eq!(layout["parts"][0]["copies"][0]["node"], 1, "{layout:#}");
+    assert_eq!(layout["parts"][0]["replicas"][0]["node"], 1, "{layout:#}");
     wait("each file has fired its rule", || {
         cluster.json(&["rule", "show", "seen"])["firings"]["done"] == 40
     });

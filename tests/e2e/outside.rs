@@ -30,10 +30,10 @@ pub(crate) fn bare() -> Option<Cluster> {
 /// Returns the nodes that have a file.
 pub(crate) fn nodes(cluster: &Cluster, path: &str) -> Vec<u64> {
     let layout = cluster.json(&["layout", path]);
-    let copies = layout["parts"][0]["copies"].as_array().unwrap();
-    copies
+    let replicas = layout["parts"][0]["replicas"].as_array().unwrap();
+    replicas
         .iter()
-        .map(|copy| copy["node"].as_u64().unwrap())
+        .map(|replica| replica["node"].as_u64().unwrap())
         .collect()
 }
 
@@ -169,7 +169,7 @@ fn replaced_and_removed(cloud: &Cloud, other: &[u8]) {
     });
     assert_eq!(cluster.sh("cat d/small"), "two\n");
     cluster.sh("rm d/large d/theirs d/empty");
-    wait("what was removed is gone there", || {
+    wait("what was removed is deleted there", || {
         cloud.below("top/d/").len() < 4
     });
     let left = ["top/d/small", "top/d/theirs", "top/d/ä b"];
@@ -200,7 +200,9 @@ fn killed_and_refused(cloud: &mut Cloud) {
     cluster.sh("sha256sum --quiet -c sums");
     assert_eq!(cloud.below("top/k/").len(), 40);
     cluster.sh("rm -r k");
-    wait("they are gone there", || cloud.below("top/k/").is_empty());
+    wait("they are deleted there", || {
+        cloud.below("top/k/").is_empty()
+    });
     assert!(cluster.run(&["check"]).ok);
 }
 
@@ -219,7 +221,7 @@ fn changed_by_others(cloud: &Cloud) {
     cluster.run(&["scrub", "/d", "--wait"]);
     wait("it is told", || {
         cluster.run(&["health"]).out.contains("/d/mine")
-            || cluster.run(&["status"]).out.contains("damaged")
+            || cluster.run(&["status"]).out.contains("corrupt")
     });
     let got = cluster.path("got").display().to_string();
     assert!(!cluster.run(&["get", "/d/mine", &got]).ok);
@@ -294,7 +296,7 @@ fn outside_files_are_linked_and_read_without_copy() {
     let got = cluster.path("got").display().to_string();
     assert!(!cluster.run(&["get", "/raw/large", &got]).ok);
     cluster.sh("rm -r raw here");
-    wait("what was written is gone", || {
+    wait("what was written is deleted", || {
         !directory.join("here/mine").exists()
     });
     assert_eq!(

@@ -181,7 +181,7 @@ fn packs_of_lost_node_suffice_for_recovery() {
         &cluster.path("less").display().to_string(),
     ]);
     assert!(
-        !said.ok && said.err.contains("damaged"),
+        !said.ok && said.err.contains("corrupt"),
         "{} {}",
         said.out,
         said.err
@@ -193,7 +193,7 @@ fn packs_of_lost_node_suffice_for_recovery() {
 }
 
 #[test]
-fn changed_pack_is_damage_of_its_files() {
+fn changed_pack_is_corruption_of_its_files() {
     let (pfs, uri) = directory();
     let Some(cluster) = with_packs(&uri, &[]) else {
         return;
@@ -215,7 +215,7 @@ fn changed_pack_is_damage_of_its_files() {
     cluster.run(&["scrub", "/d", "--wait"]);
     wait("it is told", || {
         cluster.run(&["health"]).out.contains("/d/mine")
-            || cluster.run(&["status"]).out.contains("damaged")
+            || cluster.run(&["status"]).out.contains("corrupt")
     });
     let got = cluster.path("got").display().to_string();
     assert!(!cluster.run(&["get", "/d/mine", &got]).ok);
@@ -291,7 +291,7 @@ fn killed_packing_and_refusing_store_lose_nothing() {
         cluster.at("sums").display()
     ));
     cluster.sh("rm -r k sums");
-    wait("all is gone there", || {
+    wait("all is deleted there", || {
         store.state().objects.keys().all(|key| key.ends_with(MARK))
     });
     assert!(cluster.run(&["check"]).ok);
@@ -331,7 +331,7 @@ fn full_node_keeps_its_packs_and_waits_for_space() {
     });
     assert!(get("other") == other && get("one") == one);
     cluster.sh("rm d/one");
-    wait("what was removed is gone there", || {
+    wait("what was removed is deleted there", || {
         files_below(pfs.path()).is_empty()
     });
     device.free();

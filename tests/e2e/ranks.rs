@@ -114,7 +114,7 @@ fn nodes(cluster: &Cluster, path: &str) -> usize {
     let layout = cluster.json(&["layout", path]);
     let parts = layout["parts"].as_array().unwrap().iter();
     let all: BTreeSet<_> = parts
-        .map(|part| part["copies"][0]["node"].as_u64().unwrap())
+        .map(|part| part["replicas"][0]["node"].as_u64().unwrap())
         .collect();
     all.len()
 }

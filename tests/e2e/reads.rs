@@ -187,7 +187,11 @@ fn malformed_or_unread_requests_harm_nobody() {
     });
     std::thread::sleep(std::time::Duration::from_secs(1));
     let layout = cluster.json(&["layout", "/w/x"]);
-    let on = |part: usize| layout["parts"][part]["copies"][0]["node"].as_u64().unwrap();
+    let on = |part: usize| {
+        layout["parts"][part]["replicas"][0]["node"]
+            .as_u64()
+            .unwrap()
+    };
     let gone = (0..3).map(on).find(|node| *node != 0).unwrap();
     cluster.kill_node(usize::try_from(gone).unwrap());
     wait("it has failed, or waits for its input", || {

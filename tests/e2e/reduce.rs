@@ -91,7 +91,7 @@ fn striped_variable_is_reduced_on_nodes_of_its_stripes() {
         put(
             &cluster,
             &local,
-            &["--stripe", "4096,3", "--copies", "2,now"],
+            &["--stripe", "4096,3", "--replicas", "2,now"],
             "/daily.nc",
         );
         let (there, here) = ("/daily.nc:tas", format!("{}:tas", local.display()));
@@ -232,7 +232,7 @@ fn refusals(cluster: &Cluster) {
 }
 
 #[test]
-fn reduce_falls_back_to_another_copy() {
+fn reduce_falls_back_to_another_replica() {
     let options = Options {
         nodes: 3,
         ..Options::default()
@@ -245,7 +245,7 @@ fn reduce_falls_back_to_another_copy() {
     put(
         &cluster,
         &local,
-        &["--stripe", "4096,3", "--copies", "2,now"],
+        &["--stripe", "4096,3", "--replicas", "2,now"],
         "/daily.nc",
     );
     let whole = reduced(&cluster, &["sum", "/daily.nc:tas", "--by", "month"]);
@@ -338,10 +338,10 @@ fn reduce_names_undecodable_chunk() {
     for at in heads {
         bytes[at + 2..at + 6].fill(0xff);
     }
-    std::fs::write(cluster.path("damaged.nc"), bytes).unwrap();
-    put(&cluster, &cluster.path("damaged.nc"), &[], "/damaged.nc");
-    let said = refused(&cluster, &["sum", "/damaged.nc:deflated"]);
-    for word in ["/damaged.nc", "deflated", "part 0", "node", "chunk", "zlib"] {
+    std::fs::write(cluster.path("corrupt.nc"), bytes).unwrap();
+    put(&cluster, &cluster.path("corrupt.nc"), &[], "/corrupt.nc");
+    let said = refused(&cluster, &["sum", "/corrupt.nc:deflated"]);
+    for word in ["/corrupt.nc", "deflated", "part 0", "node", "chunk", "zlib"] {
         assert!(said.contains(word), "{word}: {said}");
     }
 }

@@ -302,9 +302,9 @@ fn invalid_reduction_is_refused_with_reason_and_status() {
     };
     let root = format!("root:{}", token(&cluster));
     put(&cluster, &numbers(100), &[], "/f");
-    let mut damaged = zlib(&numbers(100));
-    damaged[50] ^= 1;
-    put(&cluster, &damaged, &[], "/damaged");
+    let mut corrupt = zlib(&numbers(100));
+    corrupt[50] ^= 1;
+    put(&cluster, &corrupt, &[], "/corrupt");
     let ask = |path: &str, more: Value| {
         let asked = request(&cluster, path, "int32", more);
         post(&cluster, &["-u", &root], "sum/", &asked)
@@ -326,10 +326,10 @@ fn invalid_reduction_is_refused_with_reason_and_status() {
         ("/f", 400, json!({"url": "/files/f"}), "host"),
         ("/f", 400, json!({"dtype": "float16"}), "float16"),
         (
-            "/damaged",
+            "/corrupt",
             400,
             json!({"compression": {"id": "zlib"}, "shape": [100]}),
-            "of /damaged",
+            "of /corrupt",
         ),
         ("/f", 400, json!({"shape": [1_u64 << 40]}), "268435456"),
     ] {
@@ -350,18 +350,18 @@ fn invalid_reduction_is_refused_with_reason_and_status() {
 }
 
 #[test]
-fn reduction_uses_other_copy_if_one_is_lost_or_damaged() {
+fn reduction_uses_other_replica_if_one_is_lost_or_corrupt() {
     let Some(mut cluster) = cluster(2, &[]) else {
         return;
     };
     let root = format!("root:{}", token(&cluster));
     let packed = zlib(&numbers(50_000));
     for path in ["/a", "/b"] {
-        put(&cluster, &packed, &["--copies", "2"], path);
+        put(&cluster, &packed, &["--replicas", "2"], path);
         wait("the file is copied", || {
             let layout = cluster.json(&["layout", path]);
-            let copies = layout["parts"][0]["copies"].as_array().unwrap();
-            copies.len() == 2 && copies.iter().all(|copy| copy["state"] == "current")
+            let replicas = layout["parts"][0]["replicas"].as_array().unwrap();
+            replicas.len() == 2 && replicas.iter().all(|replica| replica["state"] == "current")
         });
     }
     let codecs = json!({"compression": {"id": "zlib"}, "shape": [50_000]});
@@ -370,7 +370,7 @@ fn reduction_uses_other_copy_if_one_is_lost_or_damaged() {
         post(cluster, &["-u", &root], "count", &asked).result().3
     };
     assert_eq!(count(&cluster, "/a"), [50_000]);
-    // Some bits of one copy change.
+    // Some bits of one replica change.
     let file = &cluster.object_files("/a")[0];
     let file = std::fs::File::options().write(true).open(file).unwrap();
     file.write_all_at(b"rot", 1000).unwrap();
@@ -431,13 +431,13 @@ fn reduction_does_not_wait_for_stopped_node() {
     let Some(cluster) = cluster(2, &[]) else {
         return;
     };
-    put(&cluster, &numbers(50_000), &["--copies", "2"], "/a");
+    put(&cluster, &numbers(50_000), &["--replicas", "2"], "/a");
     wait("the file is copied", || {
         let layout = cluster.json(&["layout", "/a"]);
-        let copies = layout["parts"][0]["copies"].as_array().unwrap();
-        copies.len() == 2 && copies.iter().all(|copy| copy["state"] == "current")
+        let replicas = layout["parts"][0]["replicas"].as_array().unwrap();
+        replicas.len() == 2 && replicas.iter().all(|replica| replica["state"] == "current")
     });
-    let first = cluster.json(&["layout", "/a"])["parts"][0]["copies"][0]["node"]
+    let first = cluster.json(&["layout", "/a"])["parts"][0]["replicas"][0]["node"]
         .as_u64()
         .unwrap();
     cluster.signal_node(

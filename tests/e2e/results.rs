@@ -233,6 +233,6 @@ fn task_cheaper_than_reading_its_input_runs_again() {
     let again = cluster.done(cluster.submit(script));
     assert_eq!(reused(&again), ["t"]);
     cluster.sh("head -c 64M /dev/zero > w/in");
-    let anew = cluster.done(cluster.submit(script));
-    assert!(reused(&anew).is_empty(), "{anew:#}");
+    let recomputed = cluster.done(cluster.submit(script));
+    assert!(reused(&recomputed).is_empty(), "{recomputed:#}");
 }

@@ -23,7 +23,7 @@ fn start() -> Option<Cluster> {
 
 fn node_of(cluster: &Cluster, path: &str) -> u64 {
     let layout = cluster.json(&["layout", path]);
-    layout["parts"][0]["copies"][0]["node"].as_u64().unwrap()
+    layout["parts"][0]["replicas"][0]["node"].as_u64().unwrap()
 }
 
 fn members(cluster: &Cluster, room: &str) -> usize {

@@ -204,14 +204,14 @@ fn end_other(bench: &mut Bench) {
 /// Nodes that are dead, stopped, without their disk, or not let in.
 const NODES: &[Case] = &[
     Case {
-        state: "node-away",
+        state: "node-offline",
         node: Some(1),
         exit: 3,
         begin: kill,
         end: start,
     },
     Case {
-        state: "node-given-up",
+        state: "node-failed",
         node: Some(1),
         exit: 3,
         begin: kill,
@@ -322,13 +322,13 @@ fn of_another_cluster(bench: &mut Bench) {
     bench.spawn(&mut bench.node(7, "other"));
 }
 
-/// Files that are lost, lack copies, or can't be sealed; rules; the server's database.
+/// Files that are lost, lack replicas, or can't be sealed; rules; the server's database.
 const FILES: &[Case] = &[
     Case {
-        state: "copies-no-room",
+        state: "replicas-no-room",
         node: None,
         exit: 3,
-        begin: |bench| assert!(bench.put("/four", &["--copies", "4"]).ok),
+        begin: |bench| assert!(bench.put("/four", &["--replicas", "4"]).ok),
         end: |bench| drop(bench.cluster.sh("rm four")),
     },
     Case {
@@ -347,11 +347,11 @@ const FILES: &[Case] = &[
         end: |bench| drop(bench.cluster.sh("rm h")),
     },
     Case {
-        // The node of the intact copy is offline.
-        state: "files-damaged",
+        // The node of the intact replica is offline.
+        state: "files-corrupt",
         node: None,
         exit: 4,
-        begin: damage_a_copy,
+        begin: corrupt_a_replica,
         end: |bench| {
             bench.cluster.start_node(0);
             bench.cluster.wait_for_nodes(3);
@@ -457,7 +457,7 @@ const FILES: &[Case] = &[
         end: |bench| bench.store.state().key = Some("me".into()),
     },
     Case {
-        state: "store-away",
+        state: "store-offline",
         node: Some(4),
         exit: 3,
         begin: |bench| {
@@ -497,25 +497,25 @@ fn file_states_have_name_exit_code_and_one_log_line() {
     all(Bench::start(options, Some(("server", "24m"))), FILES);
 }
 
-/// Writes a file with two copies, kills the node of the first copy and changes the second copy.
-fn damage_a_copy(bench: &mut Bench) {
-    assert!(bench.put("/two", &["--node", "0", "--copies", "2"]).ok);
+/// Writes a file with two replicas, kills the node of the first replica and changes the second replica.
+fn corrupt_a_replica(bench: &mut Bench) {
+    assert!(bench.put("/two", &["--node", "0", "--replicas", "2"]).ok);
     let second = |bench: &Bench| -> Option<PathBuf> {
         let layout = bench.cluster.json(&["layout", "/two"]);
         let part = &layout["parts"][0];
         let object = part["object"].as_str()?.to_owned();
-        let node = part["copies"][1]["node"].as_u64()?;
+        let node = part["replicas"][1]["node"].as_u64()?;
         let directory = bench.cluster.node_directory(usize::try_from(node).ok()?);
         Some(directory.join(format!("objects/{}/{object}", &object[14..])))
     };
-    wait("it has two copies", || second(bench).is_some());
-    let copy = second(bench).unwrap();
+    wait("it has two replicas", || second(bench).is_some());
+    let replica = second(bench).unwrap();
     wait("both are as they were written", || {
         bench.cluster.run(&["scrub", "--wait", "/two"]).ok
     });
     bench.cluster.kill_node(0);
-    std::fs::set_permissions(&copy, PermissionsExt::from_mode(0o644)).unwrap();
-    std::fs::write(&copy, "TEXT\n").unwrap();
+    std::fs::set_permissions(&replica, PermissionsExt::from_mode(0o644)).unwrap();
+    std::fs::write(&replica, "TEXT\n").unwrap();
     bench.cluster.run(&["scrub", "--wait", "/two"]);
 }
 
@@ -687,11 +687,11 @@ fn files_of_abandoned_node_are_lost_for_good() {
             .collect();
         (code, names, shown["files"].clone())
     };
-    wait("it is away", || lost(&bench).0 == Some(4));
+    wait("it is offline", || lost(&bench).0 == Some(4));
     let (_, names, files) = lost(&bench);
-    assert_eq!(names, ["data-unavailable", "node-away"]);
+    assert_eq!(names, ["data-unavailable", "node-offline"]);
     assert_eq!(files[0]["what"], "its nodes do not answer");
-    wait("it is given up", || {
+    wait("it is declared failed", || {
         bench.cluster.run(&["node", "remove", "1", "--lose"]).ok
     });
     let (code, names, files) = lost(&bench);
@@ -777,7 +777,7 @@ fn failing_commands_and_processes_name_their_state() {
 
 fn without_server(cluster: &mut Cluster) {
     cluster.kill_server();
-    named(&cluster.run(&["--json", "health"]), "server-away", 1);
+    named(&cluster.run(&["--json", "health"]), "server-offline", 1);
     let nowhere = tempfile::tempdir().unwrap();
     let mut unnamed = Command::new(env!("CARGO_BIN_EXE_tidemill"));
     unnamed
@@ -786,7 +786,7 @@ fn without_server(cluster: &mut Cluster) {
         .arg(nowhere.path())
         .arg("status");
     let unnamed = said(unnamed.output().unwrap());
-    named(&unnamed, "server-away", 1);
+    named(&unnamed, "server-offline", 1);
     assert!(unnamed.err.contains("TIDEMILL_SERVER"), "{}", unnamed.err);
 }
 

@@ -115,7 +115,7 @@ fn files_of_a_cluster_are_there(server: Server) {
         there.content("d/small").unwrap() == b"two\n" && there.content("d/large").unwrap() == other
     });
     let left = ["d/large", "d/small", "d/ä b%+"];
-    wait("what was removed is gone there", || {
+    wait("what was removed is deleted there", || {
         there.names("d") == left
     });
 
@@ -139,7 +139,7 @@ fn files_of_a_cluster_are_there(server: Server) {
     assert_eq!(there.names("k").len(), 30);
     assert_eq!(outside(cluster, 3)["waiting"], 0);
     cluster.sh("rm -r k");
-    wait("they are gone there", || there.names("k").is_empty());
+    wait("they are deleted there", || there.names("k").is_empty());
     assert!(cluster.run(&["check"]).ok);
 }
 

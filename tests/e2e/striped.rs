@@ -207,13 +207,13 @@ fn rebuilt_cluster_has_its_striped_files() {
     cluster.sh("mkdir d; setfattr -n user.tidemill.stripe -v 4096 d");
     let bytes = Chance(9).bytes(100_000);
     std::fs::write(cluster.at("d/f"), &bytes).unwrap();
-    cluster.sh("mv d/f d/g; setfattr -n user.tidemill.copies -v 2 d; head -c 50000 d/g > d/h");
+    cluster.sh("mv d/f d/g; setfattr -n user.tidemill.replicas -v 2 d; head -c 50000 d/g > d/h");
     wait("all parts are copied", || {
         let layout = cluster.json(&["layout", "/d/h"]);
         let parts = layout["parts"].as_array().unwrap();
         parts.iter().all(|part| {
-            let copies = part["copies"].as_array().unwrap();
-            copies.len() == 2 && copies.iter().all(|copy| copy["state"] == "current")
+            let replicas = part["replicas"].as_array().unwrap();
+            replicas.len() == 2 && replicas.iter().all(|replica| replica["state"] == "current")
         })
     });
     let lost = cluster.node_directory(0);
@@ -228,7 +228,7 @@ fn rebuilt_cluster_has_its_striped_files() {
     assert!(std::fs::read(cluster.at("d/h")).unwrap() == bytes[..50_000]);
     let check = cluster.run(&["check", "--age", "0"]);
     assert!(check.ok, "{}{}", check.out, check.err);
-    // Each part has a copy on another node.
+    // Each part has a replica on another node.
     cluster.kill_node(0);
     std::fs::rename(&lost, cluster.path("lost")).unwrap();
     assert!(got(&cluster, "/d/h") == bytes[..50_000]);
@@ -313,7 +313,7 @@ fn parts_leave_drained_node_unnoticed_by_readers() {
         for name in ["a", "b", "c", "w", "new"] {
             let layout = cluster.json(&["layout", &format!("/d/{name}")]);
             for part in layout["parts"].as_array().unwrap() {
-                assert_ne!(part["copies"][0]["node"], 0, "{name}: {layout}");
+                assert_ne!(part["replicas"][0]["node"], 0, "{name}: {layout}");
             }
         }
         let mut rest = vec![0; bytes.len()];
@@ -337,7 +337,7 @@ fn parts_leave_drained_node_unnoticed_by_readers() {
 }
 
 #[test]
-fn remaining_bytes_of_damaged_striped_file_can_be_read() {
+fn remaining_bytes_of_corrupt_striped_file_can_be_read() {
     let Some(cluster) = three(true) else { return };
     let mut bytes = Chance(3).bytes(1_000_000);
     put(&cluster, &bytes, &["--stripe", "64KiB,3"], "/f");
@@ -349,7 +349,7 @@ fn remaining_bytes_of_damaged_striped_file_can_be_read() {
     std::fs::remove_file(&parts[2]).unwrap();
     let found = cluster.run(&["scrub", "--wait", "/f"]);
     assert!(
-        !found.ok && found.out.contains("2 damaged"),
+        !found.ok && found.out.contains("2 corrupt"),
         "{}",
         found.out
     );
@@ -357,20 +357,20 @@ fn remaining_bytes_of_damaged_striped_file_can_be_read() {
     let back = back.to_str().unwrap();
     let refused = cluster.run(&["get", "/f", back]);
     assert!(
-        !refused.ok && refused.err.contains("--damaged"),
+        !refused.ok && refused.err.contains("--corrupt"),
         "{}",
         refused.err
     );
-    let got = cluster.run(&["get", "--damaged", "/f", back]);
+    let got = cluster.run(&["get", "--corrupt", "/f", back]);
     assert!(got.ok, "{}", got.err);
     bytes[64 << 10] = !bytes[64 << 10];
     for stripe in bytes.chunks_mut(64 << 10).skip(2).step_by(3) {
         stripe.fill(0);
     }
     assert!(std::fs::read(back).unwrap() == bytes);
-    // Without damage, the output equals that without the flag.
+    // Without corruption, the output equals that without the flag.
     put(&cluster, &bytes, &["--stripe", "64KiB,3"], "/f");
-    assert!(cluster.run(&["get", "--damaged", "/f", back]).ok);
+    assert!(cluster.run(&["get", "--corrupt", "/f", back]).ok);
     assert!(std::fs::read(back).unwrap() == bytes);
 }
 
@@ -379,7 +379,7 @@ fn nodes(cluster: &Cluster, path: &str) -> Vec<u64> {
     let layout = cluster.json(&["layout", path]);
     let parts = layout["parts"].as_array().unwrap().iter();
     parts
-        .map(|part| part["copies"][0]["node"].as_u64().unwrap())
+        .map(|part| part["replicas"][0]["node"].as_u64().unwrap())
         .collect()
 }
 
@@ -629,7 +629,7 @@ fn existing_files_are_rewritten_striped_or_whole() {
             return;
         };
         let bytes = Chance(5).bytes(20_000_000);
-        cluster.sh("mkdir d d/sub; setfattr -n user.tidemill.copies -v 2 d");
+        cluster.sh("mkdir d d/sub; setfattr -n user.tidemill.replicas -v 2 d");
         std::fs::write(cluster.at("d/f"), &bytes).unwrap();
         cluster.sh("echo small > d/sub/g; touch d/empty; chmod 640 d/f; touch -d 2001-02-03 d/f; ln d/f d/second; ln -s f d/link");
         sealed(&cluster, "/d/f");
@@ -652,7 +652,7 @@ fn existing_files_are_rewritten_striped_or_whole() {
         assert!(std::fs::read(cluster.at("d/f")).unwrap() == bytes);
         assert_eq!(stat(&cluster), before);
         assert_eq!(
-            cluster.sh("getfattr --only-values -n user.tidemill.copies d/f"),
+            cluster.sh("getfattr --only-values -n user.tidemill.replicas d/f"),
             "2"
         );
         // A reader with the old file open can continue to read.
@@ -674,12 +674,12 @@ fn existing_files_are_rewritten_striped_or_whole() {
         drop(written);
         let bytes = [&bytes[..], b"more"].concat();
         assert!(got(&cluster, "/d/f") == bytes);
-        // The file is made from any available copy.
-        wait("it has its copies", || {
+        // The file is made from any available replica.
+        wait("it has its replicas", || {
             let layout = cluster.json(&["layout", "/d/f"]);
             layout["parts"].as_array().unwrap().iter().all(|part| {
-                let copies = part["copies"].as_array().unwrap();
-                copies.len() == 2 && copies.iter().all(|copy| copy["state"] == "current")
+                let replicas = part["replicas"].as_array().unwrap();
+                replicas.len() == 2 && replicas.iter().all(|replica| replica["state"] == "current")
             })
         });
         cluster.kill_node(0);

@@ -339,7 +339,7 @@ fn chmod_revokes_granted_capability() {
     });
     assert!(open().is_err());
     cluster.sh("chmod 644 file");
-    assert!(read(&given).is_err(), "what was taken back stays so");
+    assert!(read(&given).is_err(), "a revoked right stays revoked");
     assert_eq!(read(&open().unwrap()).unwrap(), "open to all\n");
 }
 
@@ -521,10 +521,10 @@ fn reduce_to_cluster_uses_rights_of_caller() {
     );
 }
 
-/// A hostile client seals a file with a length that it did not write: no reader gets bytes, the file is reported as damaged until it
+/// A hostile client seals a file with a length that it did not write: no reader gets bytes, the file is reported as corrupt until it
 /// is removed, and other files are unchanged.
 #[test]
-fn seal_with_false_length_marks_file_as_damaged() {
+fn seal_with_false_length_marks_file_as_corrupt() {
     let Some(cluster) = Cluster::with(remote()) else {
         return;
     };
@@ -543,7 +543,7 @@ fn seal_with_false_length_marks_file_as_damaged() {
     ] {
         let sealed = client.seal_as(name, size, first);
         let Err(error) = sealed else {
-            wait(&format!("{name} is known to be damaged"), || {
+            wait(&format!("{name} is known to be corrupt"), || {
                 let said = cluster.run(&["cat", &format!("/b/{name}")]);
                 !said.ok && said.out.is_empty()
             });
@@ -563,7 +563,7 @@ fn seal_with_false_length_marks_file_as_damaged() {
     );
     assert!(states.out.contains("data-lost"), "{}", states.out);
     cluster.sh("rm -r b");
-    wait("all is well when they are gone", || {
+    wait("all is well when they are deleted", || {
         cluster.run(&["health"]).code == Some(0)
     });
 }

@@ -86,7 +86,7 @@ fn variables_are_shown_with_parts_and_nodes() {
             .as_array()
             .unwrap()
             .iter()
-            .map(|part| &part["copies"][0]["node"])
+            .map(|part| &part["replicas"][0]["node"])
             .collect();
         for place in big["where"].as_array().unwrap() {
             let part = usize::try_from(place["part"].as_u64().unwrap()).unwrap();

@@ -29,10 +29,10 @@ fn start() -> Option<Cluster> {
     Some(cluster)
 }
 
-/// Returns the node with the first copy of a file.
+/// Returns the node with the first replica of a file.
 fn node_of(cluster: &Cluster, path: &str) -> u64 {
     let layout = cluster.json(&["layout", path]);
-    layout["parts"][0]["copies"][0]["node"].as_u64().unwrap()
+    layout["parts"][0]["replicas"][0]["node"].as_u64().unwrap()
 }
 
 /// Returns bytes that differ from place to place, so that a wrong place is detected.
@@ -208,7 +208,7 @@ fn lost(cluster: &Cluster) -> Vec<String> {
     let files = health["files"].as_array().unwrap().iter();
     let lost = files.filter(|one| {
         let what = one["what"].as_str().unwrap();
-        what.contains("was in memory") && what.contains("no other copy")
+        what.contains("was in memory") && what.contains("no other replica")
     });
     let paths = lost.map(|one| one["path"].as_str().unwrap().to_owned());
     let mut paths: Vec<_> = paths.collect();
@@ -221,11 +221,11 @@ fn lost(cluster: &Cluster) -> Vec<String> {
 fn files_lost_with_host_memory_are_reported() {
     let Some(mut cluster) = start() else { return };
     cluster.sh(
-        "mkdir m/two; setfattr -n user.tidemill.copies -v 2,now m/two; echo kept > m/two/kept; sync m/two/kept
+        "mkdir m/two; setfattr -n user.tidemill.replicas -v 2,now m/two; echo kept > m/two/kept; sync m/two/kept
          echo gone > m/gone; echo disk > d/disk; echo old > m/again; sync m/gone m/again",
     );
-    let copies = cluster.json(&["layout", "/m/two/kept"]);
-    assert_eq!(copies["parts"][0]["copies"][0]["node"], MEMORY);
+    let replicas = cluster.json(&["layout", "/m/two/kept"]);
+    assert_eq!(replicas["parts"][0]["replicas"][0]["node"], MEMORY);
     let mut open = std::fs::File::create(cluster.at("m/open")).unwrap();
     open.write_all(b"half").unwrap();
     cluster.kill_mount();
@@ -250,7 +250,7 @@ fn files_lost_with_host_memory_are_reported() {
     cluster.start_server();
     cluster.wait_for_nodes(3);
     assert_eq!(lost(&cluster), named);
-    // A file with another copy is recreated in memory, and a file that is written again is available again.
+    // A file with another replica is recreated in memory, and a file that is written again is available again.
     cluster.sh("echo new > m/again; rm m/gone m/open m/probe");
     wait("all is well", || cluster.run(&["health"]).ok);
     assert_eq!(cluster.sh("cat m/again m/two/kept"), "new\nkept\n");
@@ -299,7 +299,7 @@ fn ordinary_user_gets_shared_memory_up_to_limit() {
     let place = |path: &str| {
         let layout = tidemill(&["--json", "layout", path]).out;
         let layout: Value = serde_json::from_str(&layout).unwrap_or_default();
-        layout["parts"][0]["copies"][0]["node"].as_u64()
+        layout["parts"][0]["replicas"][0]["node"].as_u64()
     };
     let places = (place("/m/small"), place("/m/large"));
     let down = tidemill(&["down"]);

@@ -62,7 +62,7 @@ fn why(path: &str, error: &HdfsError) -> Why {
             }
             () if is("AccessControlException") => Error::Denied { path, reason },
             () if is("StandbyException") || is("RetriableException") || is("SafeMode") => {
-                return Why::away(&path, reason);
+                return Why::offline(&path, reason);
             }
             () => Error::Store { path, reason },
         },
@@ -70,7 +70,7 @@ fn why(path: &str, error: &HdfsError) -> Why {
             Error::Refused { path, reason }
         }
         HdfsError::IOError(_) | HdfsError::DataTransferError(_) => {
-            return Why::away(&path, reason);
+            return Why::offline(&path, reason);
         }
         _ => Error::Store { path, reason },
     }

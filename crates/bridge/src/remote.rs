@@ -685,9 +685,9 @@ impl Remote {
     }
 
     /// Removes the data of interrupted writes of a file that were started at or after `since`.
-    pub(crate) async fn give_up(&self, path: &str, since: SystemTime) -> Result<(), Error> {
+    pub(crate) async fn abandon(&self, path: &str, since: SystemTime) -> Result<(), Error> {
         match &self.uploads {
-            Some(uploads) => uploads.give_up(path, since, &self.keys).await,
+            Some(uploads) => uploads.abandon(path, since, &self.keys).await,
             None => Ok(()),
         }
     }

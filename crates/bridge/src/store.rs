@@ -291,7 +291,7 @@ impl Bridge {
         }
     }
 
-    /// Returns whether the end of this process during a write may leave data in the store that only [`Self::give_up`] finds.
+    /// Returns whether the end of this process during a write may leave data in the store that only [`Self::abandon`] finds.
     #[must_use]
     pub fn leaves(&self) -> bool {
         matches!(&self.0, Store::Remote(remote) if remote.leaves())
@@ -301,9 +301,9 @@ impl Bridge {
     ///
     /// # Errors
     /// If the store does not answer or refuses.
-    pub async fn give_up(&self, path: &str, since: SystemTime) -> Result<(), Error> {
+    pub async fn abandon(&self, path: &str, since: SystemTime) -> Result<(), Error> {
         match &self.0 {
-            Store::Remote(remote) => remote.give_up(checked(path)?, since).await,
+            Store::Remote(remote) => remote.abandon(checked(path)?, since).await,
             Store::Directory(_) | Store::Tree(_) => Ok(()),
         }
     }

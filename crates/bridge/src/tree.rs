@@ -47,7 +47,7 @@ impl From<Error> for Why {
 
 impl Why {
     /// Returns the error for a server that can't be reached or does not answer.
-    pub(crate) fn away(path: &str, reason: impl Into<String>) -> Self {
+    pub(crate) fn offline(path: &str, reason: impl Into<String>) -> Self {
         Self {
             error: Error::Store {
                 path: path.to_owned(),
@@ -172,7 +172,7 @@ async fn again<'a, T>(work: impl Fn() -> Asked<'a, T>) -> Result<T, Error> {
 /// Waits for a server's answer, up to the time limit.
 pub(crate) async fn timely<T>(path: &str, work: impl Future<Output = T>) -> Result<T, Why> {
     let done = tokio::time::timeout(SILENCE, work).await;
-    done.map_err(|_| Why::away(path, "no answer in 60 s"))
+    done.map_err(|_| Why::offline(path, "no answer in 60 s"))
 }
 
 impl Tree {

@@ -99,7 +99,7 @@ impl Uploads {
     }
 
     /// Aborts all uploads of a file that were started at or after `since`.
-    pub(crate) async fn give_up(
+    pub(crate) async fn abandon(
         &self,
         path: &str,
         since: SystemTime,
@@ -198,8 +198,8 @@ mod tests {
         let place = Place::parse(&format!("s3://bucket?endpoint=http://{address}")).unwrap();
         let keys = Keys::default();
         let uploads = Uploads::open(&place, &keys).unwrap();
-        let given_up = uploads.give_up("a", SystemTime::UNIX_EPOCH, &keys);
-        let error = given_up.await.unwrap_err().to_string();
+        let abandoned = uploads.abandon("a", SystemTime::UNIX_EPOCH, &keys);
+        let error = abandoned.await.unwrap_err().to_string();
         assert!(error.contains("too long"), "{error}");
         drop(uploads);
         assert!(says.await.unwrap() < 4 * PAGE_BYTES_MAX);

@@ -89,7 +89,7 @@ impl WebHdfs {
     /// Returns the answer to a request, unless it is an error.
     async fn answer(&self, path: &str, question: RequestBuilder) -> Result<Response, Why> {
         let sent = timely(path, question.send()).await?;
-        let answer = sent.map_err(|error| self.away(path, error))?;
+        let answer = sent.map_err(|error| self.offline(path, error))?;
         if answer.status().is_success() {
             return Ok(answer);
         }
@@ -103,8 +103,8 @@ impl WebHdfs {
     async fn whole(&self, path: &str, answer: Response, most: u64) -> Result<Bytes, Why> {
         let whole = crate::remote::whole(answer, most);
         let whole = tokio::time::timeout(SILENCE, whole).await;
-        let whole = whole.map_err(|_| Why::away(path, "no more of the answer in 60 s"))?;
-        let whole = whole.map_err(|error| self.away(path, error))?;
+        let whole = whole.map_err(|_| Why::offline(path, "no more of the answer in 60 s"))?;
+        let whole = whole.map_err(|error| self.offline(path, error))?;
         whole.ok_or_else(|| {
             Why::from(Error::Store {
                 path: path.to_owned(),
@@ -124,7 +124,7 @@ impl WebHdfs {
         })
     }
 
-    fn away(&self, path: &str, error: reqwest::Error) -> Why {
+    fn offline(&self, path: &str, error: reqwest::Error) -> Why {
         // The address contains the token, so errors must not contain the address.
         let error = error.without_url();
         let mut reason = error.to_string();
@@ -133,7 +133,7 @@ impl WebHdfs {
             reason = format!("{reason}: {below}");
             source = below.source();
         }
-        Why::away(path, self.0.keys.scrubbed(&reason))
+        Why::offline(path, self.0.keys.scrubbed(&reason))
     }
 
     fn refusal(&self, path: &str, status: StatusCode, said: &[u8]) -> Why {
@@ -155,12 +155,12 @@ impl WebHdfs {
             }
             _ if status == StatusCode::UNAUTHORIZED => Error::Refused { path, reason },
             "StandbyException" | "RetriableException" | "SafeModeException" => {
-                return Why::away(&path, reason);
+                return Why::offline(&path, reason);
             }
             _ if status.is_server_error() && exception.is_empty()
                 || status == StatusCode::TOO_MANY_REQUESTS =>
             {
-                return Why::away(&path, reason);
+                return Why::offline(&path, reason);
             }
             _ => Error::Store { path, reason },
         }
@@ -240,7 +240,7 @@ impl Files for WebHdfs {
             let (server, path) = (self.clone(), path.to_owned());
             let written = tokio::spawn(async move {
                 let sent = put.send().await;
-                let answer = sent.map_err(|error| server.away(&path, error))?;
+                let answer = sent.map_err(|error| server.offline(&path, error))?;
                 let status = answer.status();
                 let said = server.whole(&path, answer, SAID_BYTES_MAX).await?;
                 match status {
@@ -332,7 +332,7 @@ struct Writing {
 impl Writing {
     async fn ended(&mut self) -> Result<(), Why> {
         let ended = (&mut self.written).await;
-        ended.unwrap_or_else(|error| Err(Why::away("", error.to_string())))
+        ended.unwrap_or_else(|error| Err(Why::offline("", error.to_string())))
     }
 }
 
@@ -341,16 +341,16 @@ impl Begun for Writing {
         Box::pin(async move {
             let sent = match &self.pieces {
                 Some(pieces) => tokio::time::timeout(SILENCE, pieces.send(bytes)).await,
-                None => return Err(Why::away("", "it was given up")),
+                None => return Err(Why::offline("", "it was aborted")),
             };
             match sent {
                 Ok(Ok(())) => Ok(()),
                 Ok(Err(_)) => {
                     self.pieces = None;
                     self.ended().await?;
-                    Err(Why::away("", "the server ended it early"))
+                    Err(Why::offline("", "the server ended it early"))
                 }
-                Err(_) => Err(Why::away("", "the server takes nothing any more")),
+                Err(_) => Err(Why::offline("", "the server takes nothing any more")),
             }
         })
     }

@@ -151,7 +151,7 @@ async fn failed_multipart_write_leaves_no_object_and_no_upload() {
 
 /// Uploads of other names, and uploads that began before, are kept.
 #[tokio::test(flavor = "multi_thread")]
-async fn give_up_aborts_only_uploads_of_that_file() {
+async fn abandon_aborts_only_uploads_of_that_file() {
     let server = StandIn::start().await;
     let bridge = open(&format!(
         "s3://bucket/top?endpoint=http://{}",
@@ -174,11 +174,11 @@ async fn give_up_aborts_only_uploads_of_that_file() {
     begin("3", "top/ä bc", later);
     begin("4", "top/ä b", later);
     begin("5", "ä b", later);
-    bridge.give_up("ä b", since).await.unwrap();
+    bridge.abandon("ä b", since).await.unwrap();
     assert!(server.state().uploads.keys().eq(["2", "3", "5"]));
-    bridge.give_up("nothing", since).await.unwrap();
+    bridge.abandon("nothing", since).await.unwrap();
     server.state().deny = Some((403, "AccessDenied"));
-    let error = bridge.give_up("ä b", since).await.unwrap_err().to_string();
+    let error = bridge.abandon("ä b", since).await.unwrap_err().to_string();
     assert!(error.contains("AccessDenied"), "{error}");
 }
 

@@ -4,7 +4,7 @@
 //! `[client]` are flags of every command. The precedence is flag, environment (`TIDEMILL_*`), file, default; clap
 //! handles the first two. This module reads the file and never writes it.
 
-use crate::format::{Copies, Length, OrOff, QueueText, Size};
+use crate::format::{Length, OrOff, QueueText, Replicas, Size};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -64,10 +64,10 @@ pub(crate) struct Server {
     pub(crate) node_timeout: Option<u64>,
     pub(crate) keep_jobs: Option<Length>,
     pub(crate) link: Option<Size>,
-    pub(crate) copies: Option<Copies>,
+    pub(crate) replicas: Option<Replicas>,
     pub(crate) repair_after: Option<Length>,
     pub(crate) scrub_every: Option<OrOff<Length>>,
-    pub(crate) move_rate: Option<Size>,
+    pub(crate) migration_rate: Option<Size>,
     pub(crate) queue: Option<QueueText>,
     pub(crate) drain_after: Option<Length>,
     pub(crate) drain_high: Option<u8>,

@@ -3,7 +3,7 @@
 
 use serde::Deserialize;
 use std::str::FromStr;
-use tidemill_core::copies;
+use tidemill_core::replicas;
 pub(crate) use tidemill_core::shown::bytes;
 use tidemill_core::shown::civil;
 use tidemill_server::queue::{AddressError, Place};
@@ -31,17 +31,17 @@ impl TryFrom<SizeText> for Size {
     }
 }
 
-/// Number of copies: `2`, `"2,now"`.
+/// Number of replicas: `2`, `"2,now"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "SizeText")]
-pub(crate) struct Copies(pub(crate) copies::Wanted);
+pub(crate) struct Replicas(pub(crate) replicas::Wanted);
 
-impl TryFrom<SizeText> for Copies {
+impl TryFrom<SizeText> for Replicas {
     type Error = String;
 
     fn try_from(text: SizeText) -> Result<Self, String> {
         let text = match text {
-            SizeText::Number(copies) => copies.to_string(),
+            SizeText::Number(replicas) => replicas.to_string(),
             SizeText::Text(text) => text,
         };
         text.parse().map(Self)

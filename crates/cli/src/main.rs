@@ -73,7 +73,7 @@ fn state(error: &anyhow::Error) -> (Option<&'static str>, u8) {
 fn of_client(error: &tidemill_client::Error) -> Option<&'static str> {
     use tidemill_client::Error;
     match error {
-        Error::Unreachable { .. } => Some("server-away"),
+        Error::Unreachable { .. } => Some("server-offline"),
         Error::Untrusted { .. } | Error::NoCa(_) => Some("server-untrusted"),
         Error::Version { .. } => Some("other-version"),
         Error::Refused(status) if status.code() == tonic::Code::Unauthenticated => {

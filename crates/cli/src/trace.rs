@@ -4,7 +4,7 @@ use crate::context::credentials;
 use anyhow::Context as _;
 use std::collections::BTreeMap;
 use tidemill_client::Server;
-use tidemill_core::dispatch::COPIES_BYTES_MAX;
+use tidemill_core::dispatch::REPLICAS_BYTES_MAX;
 use tidemill_core::policy;
 use tidemill_core::resources::Needs;
 use tidemill_plan::sim::trace::{
@@ -109,7 +109,7 @@ fn node(
     paths: &BTreeMap<u64, String>,
 ) -> TraceNode {
     let state = node.traced.clone().unwrap_or_default();
-    let copies = state.copies.iter().filter_map(|object| paths.get(object));
+    let replicas = state.replicas.iter().filter_map(|object| paths.get(object));
     let history = names.iter().filter_map(|(kernel, name)| {
         let known = node.history.get(name)?;
         let history = TraceHistory {
@@ -129,9 +129,9 @@ fn node(
         link_bytes_per_sec: node.link_bytes_per_sec,
         device_bytes_per_sec: node.device_bytes_per_sec,
         watts_milli: node.watts_milli,
-        pulled_bytes_max: COPIES_BYTES_MAX,
+        pulled_bytes_max: REPLICAS_BYTES_MAX,
         history: history.collect(),
-        copies: copies.cloned().collect(),
+        replicas: replicas.cloned().collect(),
         last_turn: state.last,
     }
 }

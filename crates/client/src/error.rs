@@ -62,7 +62,7 @@ pub enum Error {
     #[error(
         "{path}: the version that was read while it was written has been aborted or replaced, after {bytes} read bytes; read the file again"
     )]
-    GivenUp {
+    Abandoned {
         /// The file.
         path: String,
         /// Number of bytes that were read.

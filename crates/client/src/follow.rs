@@ -108,7 +108,7 @@ impl Transfer {
     /// they are added, until it is sealed. Otherwise the bytes of the present version are passed on, once no client writes the file.
     ///
     /// # Errors
-    /// The file may not be read; the version was abandoned ([`Error::GivenUp`]), or some of its bytes were changed after they were passed
+    /// The file may not be read; the version was abandoned ([`Error::Abandoned`]), or some of its bytes were changed after they were passed
     /// on ([`Error::WrittenOver`]); the server does not answer for a minute; or the error of `piece`.
     pub async fn follow(
         &self,
@@ -167,7 +167,7 @@ impl Transfer {
     /// Returns the state of a version. `bytes` is the number of bytes that were read.
     async fn news(&self, version: &Growing, path: &str, bytes: u64) -> Result<News, Error> {
         let news = self.look(&version.known()).await?;
-        news.ok_or_else(|| Error::GivenUp {
+        news.ok_or_else(|| Error::Abandoned {
             path: path.to_owned(),
             bytes,
         })
@@ -294,7 +294,7 @@ impl Following {
     /// returned false.
     ///
     /// # Errors
-    /// The version was abandoned ([`Error::GivenUp`]), may not be read any more, or the server does not answer for a minute.
+    /// The version was abandoned ([`Error::Abandoned`]), may not be read any more, or the server does not answer for a minute.
     pub async fn read(
         &self,
         (offset, length): (u64, u64),
@@ -319,7 +319,7 @@ impl Following {
                 }
                 At::NotYet => Ok(Bytes::new()),
                 At::End => return Ok(Some(Bytes::new())),
-                At::Away(node) => Err(Error::NodeDown(node)),
+                At::Offline(node) => Err(Error::NodeDown(node)),
             };
             match read {
                 Ok(bytes) if alone && !bytes.is_empty() => {
@@ -347,7 +347,7 @@ impl Following {
     async fn look(&self, offset: u64) -> Result<(), Error> {
         let known = self.version.lock().known();
         let Some(news) = self.transfer.look(&known).await? else {
-            return Err(Error::GivenUp {
+            return Err(Error::Abandoned {
                 path: format!("file {}", known.ino),
                 bytes: offset,
             });

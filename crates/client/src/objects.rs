@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_wire::copies::{self, CopyItem};
+use tidemill_wire::replicas::{self, ReplicaItem};
 use tidemill_wire::route::{
     self, CAPABILITY_HEADER, Listed, SOURCE_HEADER, SealBody, SealItem, SealReply, SealResult,
 };
@@ -21,8 +21,8 @@ use tidemill_wire::route::{
 /// Bytes of one range when an object is read from the middle on.
 const RANGE_BYTES: u64 = 4 << 20;
 
-/// Query for a damaged object.
-const DAMAGED: &str = "?damaged=true";
+/// Query for a corrupt object.
+const CORRUPT: &str = "?corrupt=true";
 
 /// Connections to nodes. Cheap to clone; connections are kept and used again.
 #[derive(Clone, Debug)]
@@ -73,17 +73,17 @@ impl Objects {
         self.read_range_as(remote, "", (offset, length)).await
     }
 
-    /// As [`Self::read`], for a damaged object.
+    /// As [`Self::read`], for a corrupt object.
     ///
     /// # Errors
     /// As those of [`Self::read`].
-    pub async fn read_damaged_range(
+    pub async fn read_corrupt_range(
         &self,
         remote: &Remote,
         offset: u64,
         length: u64,
     ) -> Result<Bytes, Error> {
-        self.read_range_as(remote, DAMAGED, (offset, length)).await
+        self.read_range_as(remote, CORRUPT, (offset, length)).await
     }
 
     /// Reads several ranges of a sealed object (at most [`route::RANGES_MAX`] and [`route::RANGES_BYTES_MAX`] bytes) in one request.
@@ -363,7 +363,7 @@ impl Objects {
     /// Whether the node has an object with this hash (BLAKE3), as it was sealed. The node may have to read it first.
     ///
     /// # Errors
-    /// The node cannot be reached or refuses; its object may be damaged.
+    /// The node cannot be reached or refuses; its object may be corrupt.
     pub async fn confirm(&self, remote: &Remote, hash: &[u8]) -> Result<bool, Error> {
         let request = base(
             remote,
@@ -377,20 +377,20 @@ impl Objects {
         }
     }
 
-    /// Fetches the data for copies of many small objects of one node (at most `copies::OBJECTS_MAX`), in the format of
-    /// `tidemill_wire::copies`: their hashes and perhaps their bytes.
+    /// Fetches the data for replicas of many small objects of one node (at most `replicas::OBJECTS_MAX`), in the format of
+    /// `tidemill_wire::replicas`: their hashes and perhaps their bytes.
     ///
     /// # Errors
     /// The node cannot be reached or refuses the whole request.
-    pub async fn copies(
+    pub async fn replicas(
         &self,
         node: NodeId,
         url: &Arc<str>,
-        items: &[CopyItem],
+        items: &[ReplicaItem],
         with_bytes: bool,
     ) -> Result<Bytes, Error> {
         let capability = items.first().map_or("", |item| &item.capability);
-        let path = format!("{}?bytes={with_bytes}", copies::COPIES);
+        let path = format!("{}?bytes={with_bytes}", replicas::REPLICAS);
         self.post_all((node, url), &path, capability, serde_json::to_vec(items))
             .await
     }
@@ -421,16 +421,16 @@ impl Objects {
         Ok(body.map_err(|error| lost(&remote, &error))?.to_bytes())
     }
 
-    /// Reads a damaged object, as [`Self::read_all`].
+    /// Reads a corrupt object, as [`Self::read_all`].
     ///
     /// # Errors
     /// As those of [`Self::read_all`].
-    pub async fn read_damaged(
+    pub async fn read_corrupt(
         &self,
         remote: &Remote,
         piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<u64, Error> {
-        self.read_as(remote, DAMAGED, piece).await
+        self.read_as(remote, CORRUPT, piece).await
     }
 
     /// Returns the objects in one of a node's directories. `remote` is object 0 with the right to remove it, which only the server has.

@@ -3,8 +3,8 @@
 use crate::Error;
 use crate::transfer::{Transfer, Wanted, seal_body};
 use rustix::io::Errno;
-use tidemill_core::copies;
 use tidemill_core::id::{NodeId, ObjectId};
+use tidemill_core::replicas;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Place of a new version.
@@ -61,7 +61,7 @@ impl Transfer {
             Ok((size, Vec::new()))
         };
         let wanted = Wanted {
-            copies: Some(copies::Wanted::ONE),
+            replicas: Some(replicas::Wanted::ONE),
             ..Wanted::default()
         };
         let written = written.await;

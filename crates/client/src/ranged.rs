@@ -107,10 +107,10 @@ impl<'a> Ranged<'a> {
         }
     }
 
-    /// Reads a range of bytes, which must all exist; from another copy if the first node cannot return them.
+    /// Reads a range of bytes, which must all exist; from another replica if the first node cannot return them.
     ///
     /// # Errors
-    /// No copy can be read.
+    /// No replica can be read.
     pub async fn read(&mut self, range: Range<u64>) -> Result<Bytes, Error> {
         loop {
             let (node, error) = match self.once(range.clone()).await {
@@ -121,13 +121,13 @@ impl<'a> Ranged<'a> {
             if !gone || self.open.avoid.contains(&node) {
                 return Err(error);
             }
-            tracing::debug!(node, "a copy is looked for: {error}");
+            tracing::debug!(node, "a replica is looked for: {error}");
             self.open.avoid.push(node);
             (self.source, self.layout, _) = self.transfer.opened(&self.open).await?;
         }
     }
 
-    /// Makes a node that stores a part fold the pieces in it, for a user; another node with a copy if the first one fails. The error
+    /// Makes a node that stores a part fold the pieces in it, for a user; another node with a replica if the first one fails. The error
     /// includes the last node.
     ///
     /// # Errors
@@ -167,7 +167,7 @@ impl<'a> Ranged<'a> {
             if !elsewhere || self.open.avoid.contains(&node.0) {
                 return Err((node, error));
             }
-            tracing::debug!(node = node.0, "a copy is looked for: {error}");
+            tracing::debug!(node = node.0, "a replica is looked for: {error}");
             self.open.avoid.push(node.0);
             match self.transfer.opened(&self.open).await {
                 Ok((source, layout, _)) => (self.source, self.layout) = (source, layout),

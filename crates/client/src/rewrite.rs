@@ -32,7 +32,7 @@ enum Place {
 }
 
 impl Transfer {
-    /// Rewrites a file, striped as given, or whole (`None`). Its owner, mode, time and number of copies stay. `progress` gets the size of
+    /// Rewrites a file, striped as given, or whole (`None`). Its owner, mode, time and number of replicas stay. `progress` gets the size of
     /// each piece. Returns the number of bytes.
     ///
     /// # Errors
@@ -51,7 +51,7 @@ impl Transfer {
                 message: format!("{path} is being written; try again when it is closed"),
             });
         }
-        let copies = self.copies_of(attr.ino).await?;
+        let replicas = self.replicas_of(attr.ino).await?;
         let stripes = match stripes {
             None => v1::Stripes::default(),
             Some(stripes) => v1::Stripes {
@@ -78,7 +78,7 @@ impl Transfer {
                     object,
                     size: attr.size,
                     mtime: attr.mtime,
-                    copies,
+                    replicas,
                     parts,
                     ..v1::Seal::default()
                 };
@@ -91,11 +91,11 @@ impl Transfer {
         }
     }
 
-    /// Returns the required number of copies of a file's version.
-    async fn copies_of(&self, ino: u64) -> Result<String, Error> {
+    /// Returns the required number of replicas of a file's version.
+    async fn replicas_of(&self, ino: u64) -> Result<String, Error> {
         let get = v1::GetXattr {
             ino,
-            name: b"user.tidemill.copies".to_vec(),
+            name: b"user.tidemill.replicas".to_vec(),
         };
         match self.one(Op::GetXattr(get)).await {
             Ok(Answer::Bytes(bytes)) => {
@@ -141,7 +141,7 @@ impl Transfer {
         self.seal_again(to, attr, path).await
     }
 
-    /// Reads a range of the file completely: from another copy if a node cannot return it.
+    /// Reads a range of the file completely: from another replica if a node cannot return it.
     async fn read_window(&self, from: &mut Source, range: Range<u64>) -> Result<Bytes, Error> {
         let mut renewed = false;
         loop {
@@ -149,11 +149,11 @@ impl Transfer {
             let avoid = &mut from.open.avoid;
             match read {
                 Ok(bytes) => return Ok(bytes),
-                // Another node may have a copy of this very version.
+                // Another node may have a replica of this very version.
                 Err((node, error))
                     if (error.is_lost() || error.is_elsewhere()) && !avoid.contains(&node) =>
                 {
-                    tracing::debug!(node, "a copy is looked for: {error}");
+                    tracing::debug!(node, "a replica is looked for: {error}");
                     avoid.push(node);
                 }
                 // The right has expired in the meantime.

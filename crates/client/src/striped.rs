@@ -23,7 +23,7 @@ const WINDOWS: usize = 2;
 /// Number of requests of one window at once.
 const REQUESTS: usize = 16;
 
-/// Returns the result of a read. If the node takes too long to begin and another node may have a copy, returns an error.
+/// Returns the result of a read. If the node takes too long to begin and another node may have a replica, returns an error.
 pub(crate) async fn unless_silent(
     read: impl Future<Output = Result<Bytes, Error>>,
     remote: &Remote,
@@ -104,14 +104,14 @@ impl Parts {
         window(layout, range, fetch).await
     }
 
-    /// Reads a range of the file, with damaged parts in their present state: zeros where no bytes are left.
+    /// Reads a range of the file, with corrupt parts in their present state: zeros where no bytes are left.
     async fn rest(&self, objects: &Objects, range: Range<u64>) -> Result<Bytes, Error> {
         let layout = &self.layout;
         let fetch = |part: usize, span: Range<u64>| async move {
             let (remote, length) = (&self.remotes[part], span.end - span.start);
             let mut read = objects.read(remote, span.start, length).await;
             if read.as_ref().is_err_and(Error::is_elsewhere) {
-                read = objects.read_damaged_range(remote, span.start, length).await;
+                read = objects.read_corrupt_range(remote, span.start, length).await;
             }
             match read {
                 Err(error) if error.is_elsewhere() => Ok(Bytes::new()),
@@ -219,8 +219,8 @@ impl Transfer {
         Ok(())
     }
 
-    /// Reads the remaining bytes of a damaged version that is spread over several nodes. Returns the number of bytes.
-    pub(crate) async fn read_damaged_parts(
+    /// Reads the remaining bytes of a corrupt version that is spread over several nodes. Returns the number of bytes.
+    pub(crate) async fn read_corrupt_parts(
         &self,
         parts: &Parts,
         mut piece: impl FnMut(Bytes) -> Result<(), Error>,
@@ -259,7 +259,7 @@ impl Transfer {
             let bytes = &buffer[..count];
             let mut written = parts.write(self.objects(), offset, bytes).await;
             if is_refused(&written) {
-                parts = self.parts_anew(attr.ino, object).await?;
+                parts = self.renew_parts(attr.ino, object).await?;
                 written = parts.write(self.objects(), offset, bytes).await;
             }
             written?;
@@ -268,13 +268,13 @@ impl Transfer {
         }
         let mut sealed = parts.seal(self.objects(), offset, (attr, path)).await;
         if is_refused(&sealed) {
-            parts = self.parts_anew(attr.ino, object).await?;
+            parts = self.renew_parts(attr.ino, object).await?;
             sealed = parts.seal(self.objects(), offset, (attr, path)).await;
         }
         Ok((offset, sealed?))
     }
 
-    async fn parts_anew(&self, ino: u64, object: u64) -> Result<Parts, Error> {
+    async fn renew_parts(&self, ino: u64, object: u64) -> Result<Parts, Error> {
         let again = v1::NewVersion {
             ino,
             object,

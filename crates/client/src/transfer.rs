@@ -10,9 +10,9 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::time::Duration;
-use tidemill_core::copies;
 use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::layout::Stripes;
+use tidemill_core::replicas;
 use tidemill_core::shown::escaped;
 use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
@@ -25,10 +25,10 @@ pub const PIECE_BYTES: usize = 4 << 20;
 const SEAL_PATIENCE: Duration = Duration::from_secs(2);
 const SEAL_PAUSE: Duration = Duration::from_millis(5);
 
-/// Time that a node may send no byte before another node with a copy is asked.
+/// Time that a node may send no byte before another node with a replica is asked.
 pub(crate) const OTHERS_AFTER: Duration = Duration::from_secs(6);
 
-/// Interval at which the client asks whether a version has the required copies.
+/// Interval at which the client asks whether a version has the required replicas.
 const COPYING: Duration = Duration::from_millis(100);
 
 /// Time that the client waits for a suspended node.
@@ -55,8 +55,8 @@ impl Drop for AbortOnDrop {
 pub struct Wanted {
     /// The node that stores the file; by default the choice of its directory or its inode.
     pub node: Option<NodeId>,
-    /// Number of copies of the file; by default the choice of its directory or of the cluster.
-    pub copies: Option<copies::Wanted>,
+    /// Number of replicas of the file; by default the choice of its directory or of the cluster.
+    pub replicas: Option<replicas::Wanted>,
     /// Stripes of the file; by default the choice of its directory.
     pub stripes: Option<Stripes>,
 }
@@ -149,7 +149,7 @@ impl Transfer {
     ) -> Result<(u64, u64), Error> {
         let wanted = Wanted {
             node: Some(node),
-            copies: Some(copies::Wanted::ONE),
+            replicas: Some(replicas::Wanted::ONE),
             stripes: None,
         };
         let opened = self.begin(path, mode, wanted).await?;
@@ -178,8 +178,8 @@ impl Transfer {
                     ino,
                     object,
                     size,
-                    copies: wanted
-                        .copies
+                    replicas: wanted
+                        .replicas
                         .map(|wanted| wanted.to_string())
                         .unwrap_or_default(),
                     parts,
@@ -228,7 +228,7 @@ impl Transfer {
             let piece = Bytes::copy_from_slice(&buffer[..count]);
             let mut written = self.objects.write(&remote, offset, piece.clone()).await;
             if is_refused(&written) {
-                remote = self.anew(&remote, ino).await?;
+                remote = self.renew_remote(&remote, ino).await?;
                 written = self.objects.write(&remote, offset, piece).await;
             }
             written?;
@@ -243,7 +243,7 @@ impl Transfer {
         if !is_refused(&sealed) {
             return sealed;
         }
-        remote = self.anew(&remote, ino).await?;
+        remote = self.renew_remote(&remote, ino).await?;
         self.objects.seal(&remote, &body).await
     }
 
@@ -262,7 +262,7 @@ impl Transfer {
         Ok((ino.0, object))
     }
 
-    /// Seals a version, and waits for the required copies.
+    /// Seals a version, and waits for the required replicas.
     pub(crate) async fn sealed(&self, seal: v1::Seal) -> Result<(), Error> {
         while let Answer::Copying(_) = self.one(Op::Seal(seal.clone())).await? {
             tokio::time::sleep(COPYING).await;
@@ -276,7 +276,7 @@ impl Transfer {
     }
 
     /// Renews the right to continue a version that is being written.
-    async fn anew(&self, remote: &Remote, ino: u64) -> Result<Remote, Error> {
+    async fn renew_remote(&self, remote: &Remote, ino: u64) -> Result<Remote, Error> {
         let again = v1::NewVersion {
             ino,
             object: remote.object.0,
@@ -328,11 +328,11 @@ impl Transfer {
         .await
     }
 
-    /// As [`Self::get`], for a file whose copies are all damaged: its bytes as far as they can be read.
+    /// As [`Self::get`], for a file whose replicas are all corrupt: its bytes as far as they can be read.
     ///
     /// # Errors
     /// As those of [`Self::get`].
-    pub async fn get_damaged(
+    pub async fn get_corrupt(
         &self,
         path: impl AsRef<[u8]>,
         local: &Path,
@@ -340,7 +340,7 @@ impl Transfer {
     ) -> Result<u64, Error> {
         let open = v1::Open {
             ino: self.resolve(&path).await?.ino,
-            damaged: true,
+            corrupt: true,
             ..v1::Open::default()
         };
         let answer = self.server.one(&self.credentials, Op::Open(open)).await?;
@@ -358,11 +358,11 @@ impl Transfer {
             file.write_all(&piece).map_err(at)
         };
         if let Some(parts) = parts {
-            return self.read_damaged_parts(&parts, write).await;
+            return self.read_corrupt_parts(&parts, write).await;
         }
         let remote = Self::remote(&opened)?;
-        match self.objects.read_damaged(&remote, write).await {
-            // The file is not damaged.
+        match self.objects.read_corrupt(&remote, write).await {
+            // The file is not corrupt.
             Err(error) if error.is_elsewhere() => self.get(path, local, progress).await,
             read => read,
         }
@@ -406,9 +406,9 @@ impl Transfer {
                     open.avoid.retain(|&avoided| avoided != node);
                     open.version = opened.attr.map_or(0, |attr| attr.version);
                 }
-                // Another node may have a copy of this very version.
+                // Another node may have a replica of this very version.
                 Err((Some(node), error)) if gone(&error) && !open.avoid.contains(&node) => {
-                    tracing::debug!(node, "a copy is looked for: {error}");
+                    tracing::debug!(node, "a replica is looked for: {error}");
                     open.avoid.push(node);
                     open.version = opened.attr.map_or(0, |attr| attr.version);
                 }

@@ -1,4 +1,4 @@
-//! Balance: plans moves of bytes between nodes so that all are filled to the same share of their capacity. This module does no I/O.
+//! Balance: plans migrations of bytes between nodes so that all are filled to the same share of their capacity. This module does no I/O.
 
 use crate::id::NodeId;
 
@@ -23,7 +23,7 @@ struct Flow {
     left: u64,
 }
 
-/// Planned moves; see the module.
+/// Planned migrations; see the module.
 #[derive(Clone, Debug)]
 pub struct Plan {
     fills: Vec<Fill>,
@@ -47,7 +47,7 @@ fn differ(more: &Fill, less: &Fill, percent: u32) -> bool {
 }
 
 impl Plan {
-    /// Plans the moves; none if no two nodes differ by more than `within_percent` percent of their capacity.
+    /// Plans the migrations; none if no two nodes differ by more than `within_percent` percent of their capacity.
     #[must_use]
     pub fn new(fills: &[Fill], within_percent: u32) -> Self {
         let differ = |more: &Fill| fills.iter().any(|less| differ(more, less, within_percent));
@@ -61,13 +61,13 @@ impl Plan {
         }
     }
 
-    /// Returns whether no moves are left.
+    /// Returns whether no migrations are left.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.flows.iter().all(|flow| flow.left == 0)
     }
 
-    /// Returns the target of an object of `size` bytes on `source`, if the object is to be moved; `others` have copies of it, too. Copies
+    /// Returns the target of an object of `size` bytes on `source`, if the object is to be moved; `others` have replicas of it, too. Replicas
     /// on different hosts stay on different hosts.
     pub fn take(&mut self, source: NodeId, size: u64, others: &[NodeId]) -> Option<NodeId> {
         let fills = &self.fills;
@@ -89,7 +89,7 @@ impl Plan {
     }
 }
 
-/// Returns the moves from nodes above their share to nodes below it, the largest differences first.
+/// Returns the migrations from nodes above their share to nodes below it, the largest differences first.
 fn flows(fills: &[Fill]) -> Vec<Flow> {
     let held: u128 = fills.iter().map(|fill| u128::from(fill.held_bytes)).sum();
     let could: u128 = fills.iter().map(Fill::could).sum();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn balance_never_puts_two_copies_on_one_host() {
+    fn balance_never_puts_two_replicas_on_one_host() {
         let mut fills = [fill(0, 90, 10), fill(1, 50, 50), fill(2, 0, 100)];
         fills[1].host = fills[2].host.clone();
         let mut plan = Plan::new(&fills, 10);

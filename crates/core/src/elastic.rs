@@ -83,7 +83,7 @@ pub enum Action {
     /// Delete the record that the node was suspended: it is awake.
     Forget,
     /// Treat the node as offline from now on, because it has not resumed.
-    GiveUp,
+    Abandon,
 }
 
 /// Statistics of the time that a node takes to resume.
@@ -233,7 +233,7 @@ impl Sleeper {
         self.tries = self.tries.saturating_add(1);
         let until = now + pause;
         self.phase = Phase::Resting { since, until };
-        (self.tries == limits.tries).then_some(Action::GiveUp)
+        (self.tries == limits.tries).then_some(Action::Abandon)
     }
 
     fn on_tick(&mut self, now: Time, limits: &Limits) -> Option<Action> {

@@ -136,21 +136,21 @@ pub enum Event {
         /// Operation to execute.
         operation: Operation,
     },
-    /// A node has gained or lost a copy of an object that another node holds. The driver need not send this event for objects that
+    /// A node has gained or lost a replica of an object that another node holds. The driver need not send this event for objects that
     /// no job reads.
     Copied {
         /// Id of the object.
         object: ObjectId,
         /// Id of the node.
         node: NodeId,
-        /// Whether the node has the copy.
+        /// Whether the node has the replica.
         there: bool,
     },
-    /// An object that jobs read consists of these parts, in this order. Events about copies of the object refer to copies of its parts.
+    /// An object that jobs read consists of these parts, in this order. Events about replicas of the object refer to replicas of its parts.
     Parted {
         /// Id of the object.
         object: ObjectId,
-        /// Layout of the object. [`Event::Copied`] reports copies of the parts other than the first copies.
+        /// Layout of the object. [`Event::Copied`] reports replicas of the parts other than the first replicas.
         layout: Layout,
     },
     /// A node is being drained and gets no more tasks, or gets tasks again. Work that the node already has continues.

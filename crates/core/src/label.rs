@@ -39,11 +39,11 @@ pub struct Label {
 pub enum Operation {
     /// Run a kernel over inputs and keep its outputs.
     Analyse(Box<Analysis>),
-    /// Pull a sealed object from another node and keep it on this one: as another copy under the same id, or as an object of its own.
+    /// Pull a sealed object from another node and keep it on this one: as another replica under the same id, or as an object of its own.
     Copy {
         /// Source object and its location.
         from: Input,
-        /// Id of the copy, and its file.
+        /// Id of the replica, and its file.
         to: Output,
         /// Striped file to which the object belongs as a part.
         part: Option<PartOf>,
@@ -348,7 +348,7 @@ pub struct Outcome {
     /// Objects that a failed removal removed nevertheless.
     pub removed: Vec<ObjectId>,
     /// Objects that a verification found to be corrupt.
-    pub damaged: Vec<Damaged>,
+    pub corrupt: Vec<Corrupt>,
     /// End of the kernel's standard output, at most [`TAIL_BYTES_MAX`] bytes; empty if an output took the standard output.
     pub stdout: String,
     /// End of the kernel's standard error, at most [`TAIL_BYTES_MAX`] bytes.
@@ -376,7 +376,7 @@ impl Outcome {
             kernel_hash: String::new(),
             contents: Vec::new(),
             removed: Vec::new(),
-            damaged: Vec::new(),
+            corrupt: Vec::new(),
             stdout: String::new(),
             stderr: String::new(),
         }
@@ -397,10 +397,10 @@ impl Outcome {
 
 /// Object that differs from its sealed content.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Damaged {
+pub struct Corrupt {
     /// Id of the object.
     pub object: ObjectId,
-    /// Description of the damage for people: a predicate whose subject is the object.
+    /// Description of the corruption for people: a predicate whose subject is the object.
     pub what: String,
 }
 

@@ -31,7 +31,7 @@ pub fn nearest_file(name: &str, files: &[&str]) -> Option<String> {
 }
 
 /// Maximum number of misspelt parts of one path.
-const MENDED_MAX: usize = 3;
+const CORRECTED_MAX: usize = 3;
 
 /// Maximum number of parts of a path that is searched: each part needs a look at all earlier ones.
 pub const PARTS_MAX: usize = 64;
@@ -49,24 +49,24 @@ pub fn nearest_path(
     if meant.matches('/').count() > PARTS_MAX {
         return None;
     }
-    for mended in 0..=MENDED_MAX {
+    for corrected in 0..=CORRECTED_MAX {
         let ends = meant
             .match_indices('/')
             .map(|(at, _)| at)
             .filter(|&at| at > 0);
         let mut ends = ends.chain([meant.len()]);
         let Some(end) = ends.find(|&end| !there(&meant[..end])) else {
-            return (mended > 0).then_some(meant);
+            return (corrected > 0).then_some(meant);
         };
         let (directory, name) = meant[..end].rsplit_once('/')?;
         let names = beside(&meant[..end]);
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let nearest = nearest_file(name, &names);
-        let nearest = nearest.filter(|_| mended < MENDED_MAX);
+        let nearest = nearest.filter(|_| corrected < CORRECTED_MAX);
         meant = match nearest {
             Some(nearest) => format!("{directory}/{nearest}{}", &meant[end..]),
             // The directory that was meant is found, but no entry in it is near.
-            None if mended > 0 && !directory.is_empty() => return Some(directory.to_owned()),
+            None if corrected > 0 && !directory.is_empty() => return Some(directory.to_owned()),
             None => return None,
         };
     }

@@ -267,7 +267,7 @@ impl World {
         self.actions(out);
         assert!(
             taken.is_ok(),
-            "a mount that was there all the time was given up"
+            "a mount that was there all the time was abandoned"
         );
         true
     }

@@ -21,7 +21,7 @@ const STREAMING: [u64; 2] = [u32::MAX as u64, u64::MAX];
 /// Reads the header of a classic file.
 ///
 /// # Errors
-/// If the file has another format, is damaged, or has a larger header than any real file.
+/// If the file has another format, is corrupt, or has a larger header than any real file.
 pub fn read(bytes: &dyn Bytes) -> Result<Header> {
     let mut source = Source::new(bytes);
     let magic = source.read(0, 4, "netCDF magic number")?;

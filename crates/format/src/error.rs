@@ -15,7 +15,7 @@ pub enum Error {
     },
     /// The file is shorter than its header declares.
     #[error(
-        "{what} needs bytes {offset} to {end}, and the file ends at {size}: it is truncated or damaged"
+        "{what} needs bytes {offset} to {end}, and the file ends at {size}: it is truncated or corrupt"
     )]
     Truncated {
         /// Item that was being read.
@@ -28,7 +28,7 @@ pub enum Error {
         size: u64,
     },
     /// Bytes that are invalid at their place.
-    #[error("{what} at byte {offset} is damaged: {why}")]
+    #[error("{what} at byte {offset} is corrupt: {why}")]
     Corrupt {
         /// Item that was being read.
         what: &'static str,

@@ -27,7 +27,7 @@ const STRUCTURE: [&str; 8] = [
 /// Reads the headers of a FITS file.
 ///
 /// # Errors
-/// If the file has another format, or is damaged.
+/// If the file has another format, or is corrupt.
 pub fn read(bytes: &dyn Bytes) -> Result<Header> {
     let mut source = Source::new(bytes);
     let (mut variables, mut attributes) = (Vec::new(), Vec::new());

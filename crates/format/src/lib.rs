@@ -33,7 +33,7 @@ pub use select::{Piece, Pieces, Range, Span, Store, pieces};
 /// Reads the header of a file in any known format. If the file is a zip file, [`pieces`] needs it as a directory ([`zip::Zip`]).
 ///
 /// # Errors
-/// If the format is not known, or if the header is damaged.
+/// If the format is not known, or if the header is corrupt.
 pub fn read(bytes: &dyn Bytes) -> Result<Header> {
     let mut first = vec![0; usize::try_from(bytes.size().min(8)).unwrap_or(8)];
     bytes.read_at(0, &mut first).map_err(|source| Error::Io {

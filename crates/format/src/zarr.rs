@@ -59,7 +59,7 @@ struct Shard {
 /// Reads the description of the arrays in a directory.
 ///
 /// # Errors
-/// If the directory is no Zarr, if its metadata are damaged, or if they exceed the limits of any real Zarr.
+/// If the directory is no Zarr, if its metadata are corrupt, or if they exceed the limits of any real Zarr.
 pub fn read(directory: &dyn Directory) -> Result<Header> {
     let mut reader = Reader {
         directory,

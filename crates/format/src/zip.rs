@@ -40,7 +40,7 @@ impl<'a> Zip<'a> {
     /// Reads the directory of a zip file.
     ///
     /// # Errors
-    /// If the file has no directory, if it is damaged, or if it has more than [`MEMBERS_MAX`] members.
+    /// If the file has no directory, if it is corrupt, or if it has more than [`MEMBERS_MAX`] members.
     pub fn open(bytes: &'a dyn Bytes) -> Result<Self> {
         let mut source = Source::new(bytes);
         let (start, len, count) = directory(&mut source)?;

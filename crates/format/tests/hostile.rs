@@ -1,18 +1,18 @@
-//! Checks damaged files: no panic, limited reads and memory, and errors that contain the location.
+//! Checks corrupt files: no panic, limited reads and memory, and errors that contain the location.
 
-#[path = "../examples/damage.rs"]
-mod damage;
+#[path = "../examples/corruption.rs"]
+mod corruption;
 
 use tidemill_format::{Error, Range, Store, pieces, read};
 
-/// Reads a few thousand corrupt files. `examples/damage.rs` creates any number of them.
+/// Reads a few thousand corrupt files. `examples/corruption.rs` creates any number of them.
 #[test]
 fn corrupt_files_are_read_or_refused() {
-    for (name, file) in damage::fixtures() {
-        let mut chance = damage::Chance::new(21);
+    for (name, file) in corruption::fixtures() {
+        let mut chance = corruption::Chance::new(21);
         for _ in 0..200 {
-            let damaged = damage::damaged(&file, &mut chance);
-            damage::one(&name, &damaged);
+            let corrupt = corruption::corrupt(&file, &mut chance);
+            corruption::one(&name, &corrupt);
         }
     }
 }
@@ -20,7 +20,7 @@ fn corrupt_files_are_read_or_refused() {
 #[test]
 fn truncated_files_are_refused_with_missing_length() {
     let mut refused = 0;
-    for (name, file) in damage::fixtures() {
+    for (name, file) in corruption::fixtures() {
         if !name.ends_with(".nc") && !name.ends_with(".h5") {
             continue;
         }
@@ -52,7 +52,7 @@ fn truncated_files_are_refused_with_missing_length() {
 
 #[test]
 fn unknown_variable_error_lists_existing_variables() {
-    let file = damage::fixtures()
+    let file = corruption::fixtures()
         .into_iter()
         .find(|(name, _)| name == "netcdf4.nc")
         .unwrap()

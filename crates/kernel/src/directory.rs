@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode};
 use rustix::io::Errno;
 
 use crate::error::OutputError;
-use crate::private::{OWN_USER, enter, next, take_back};
+use crate::private::{OWN_USER, enter, next, reclaim};
 
 /// Maximum contents of an output that is a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(crate) fn list(
         found: Vec::new(),
         entries: 0,
     };
-    take_back(root).map_err(|error| walk.failed(error))?;
+    reclaim(root).map_err(|error| walk.failed(error))?;
     let mut directory = Arc::clone(root);
     for part in output.split('/').filter(|part| !part.is_empty()) {
         directory = Arc::new(walk.enter(&directory, part)?);

@@ -339,12 +339,12 @@ mod tests {
             ratio(&BigInt::from((1_i64 << 53) + 1), &one, 0),
             9_007_199_254_740_992.0
         );
-        let mut damaged = Packed {
+        let mut corrupt = Packed {
             first: 139,
             bytes: vec![1; 9],
         };
-        assert!(Exact::try_from(damaged.clone()).is_err());
-        damaged.first = 9;
-        assert!(Exact::try_from(damaged).is_ok());
+        assert!(Exact::try_from(corrupt.clone()).is_err());
+        corrupt.first = 9;
+        assert!(Exact::try_from(corrupt).is_ok());
     }
 }

@@ -56,7 +56,7 @@ pub(crate) fn encode<S: Serialize>(state: &S) -> Result<Vec<u8>, BuiltinError> {
 pub(crate) fn decode<S: DeserializeOwned>(bytes: &[u8]) -> Result<S, BuiltinError> {
     match postcard::take_from_bytes(bytes) {
         Ok((state, [])) => Ok(state),
-        _ => Err(BuiltinError::State("it is damaged")),
+        _ => Err(BuiltinError::State("it is corrupt")),
     }
 }
 
@@ -94,7 +94,7 @@ impl Folding {
     /// Merges a partial state of pieces that this fold has not processed.
     ///
     /// # Errors
-    /// If the state is damaged, or belongs to another kernel, other arguments or another version.
+    /// If the state is corrupt, or belongs to another kernel, other arguments or another version.
     pub fn merge(&mut self, state: &[u8]) -> Result<(), BuiltinError> {
         let Some(([version, key @ ..], body)) = state.split_first_chunk::<9>() else {
             return Err(BuiltinError::State("it is too short"));

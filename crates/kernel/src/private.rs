@@ -23,7 +23,7 @@ use crate::error::OutputError;
 use crate::run::User;
 
 /// Prefix of the names of directories that are being removed; a number follows.
-const GONE: &str = ".tidemill-gone-";
+const DELETED: &str = ".tidemill-deleted-";
 
 pub(crate) const WITHIN: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
@@ -119,7 +119,7 @@ pub(crate) fn take(directory: &Arc<OwnedFd>, name: &str) -> Result<Made, OutputE
 }
 
 fn take_file(directory: &Arc<OwnedFd>, name: &str) -> io::Result<Made> {
-    take_back(directory)?;
+    reclaim(directory)?;
     let mut directory = Arc::clone(directory);
     let mut rest = name;
     while let Some((first, others)) = rest.split_once('/') {
@@ -179,7 +179,7 @@ pub(crate) fn open_directory(at: impl AsFd, name: impl rustix::path::Arg) -> io:
 }
 
 /// Makes this process the owner of a directory again.
-pub(crate) fn take_back(directory: &OwnedFd) -> io::Result<()> {
+pub(crate) fn reclaim(directory: &OwnedFd) -> io::Result<()> {
     let data = rustix::fs::fstat(directory)?;
     let own = data.st_uid == OWN_USER.uid;
     if !own {
@@ -196,7 +196,7 @@ pub(crate) fn take_back(directory: &OwnedFd) -> io::Result<()> {
 /// Opens a directory within a directory that belongs to this process, and makes this process its owner.
 pub(crate) fn open_taken(at: impl AsFd, name: impl Arg) -> io::Result<OwnedFd> {
     let directory = open_directory(at, name)?;
-    take_back(&directory)?;
+    reclaim(&directory)?;
     Ok(directory)
 }
 
@@ -217,7 +217,7 @@ pub(crate) fn next(entries: &mut Dir) -> Option<io::Result<DirEntry>> {
 /// If the path is no directory, or if the system refuses.
 pub fn remove_directory(path: &Path) -> io::Result<()> {
     let mut root = Dir::new(open_taken(CWD, path)?)?;
-    let mut gone = 0_u64;
+    let mut deleted = 0_u64;
     loop {
         let mut directories = Vec::new();
         while let Some(entry) = next(&mut root) {
@@ -231,7 +231,7 @@ pub fn remove_directory(path: &Path) -> io::Result<()> {
             break;
         }
         for name in directories {
-            flatten(root.fd()?, &name, &mut gone)?;
+            flatten(root.fd()?, &name, &mut deleted)?;
         }
         root.rewind();
     }
@@ -251,7 +251,7 @@ pub(crate) fn enter(at: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
 }
 
 /// Removes a directory of `root`, after moving its subdirectories to `root`.
-fn flatten(root: BorrowedFd<'_>, name: &CStr, gone: &mut u64) -> io::Result<()> {
+fn flatten(root: BorrowedFd<'_>, name: &CStr, deleted: &mut u64) -> io::Result<()> {
     let mut entries = Dir::new(enter(root, name)?)?;
     while let Some(entry) = next(&mut entries) {
         let entry = entry?;
@@ -263,8 +263,8 @@ fn flatten(root: BorrowedFd<'_>, name: &CStr, gone: &mut u64) -> io::Result<()> 
         // This process can move the directory only if it owns it.
         drop(enter(directory, inner)?);
         loop {
-            *gone += 1;
-            let place = format!("{GONE}{gone}");
+            *deleted += 1;
+            let place = format!("{DELETED}{deleted}");
             let flags = RenameFlags::NOREPLACE;
             match rustix::fs::renameat_with(directory, inner, root, &place, flags) {
                 Err(Errno::EXIST) => {}
@@ -319,7 +319,7 @@ mod tests {
     fn output_with_second_name_leaves_original_unchanged() {
         let root = tempfile::tempdir().unwrap();
         let (outside, directory) = kept(root.path());
-        let names = ["first", ".tidemill-copy", ".tidemill-gone-1"];
+        let names = ["first", ".tidemill-copy", ".tidemill-deleted-1"];
         for name in names {
             std::fs::hard_link(outside.join("kept"), directory.join(name)).unwrap();
         }
@@ -336,7 +336,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (outside, directory) = kept(root.path());
         symlink(&outside, directory.join("linked")).unwrap();
-        std::fs::create_dir(directory.join(format!("{GONE}2"))).unwrap();
+        std::fs::create_dir(directory.join(format!("{DELETED}2"))).unwrap();
         // Deeper than the longest path, and than the number of directories that this process may have open.
         let mut deepest = open_directory(CWD, &directory).unwrap();
         for _ in 0..3000 {

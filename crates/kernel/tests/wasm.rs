@@ -320,7 +320,7 @@ fn compiled_module_changeable_by_others_is_recompiled() {
     assert_eq!(
         mill.finish(mill.run(&module, &[])).end,
         End::Code(5),
-        "it was compiled anew"
+        "it was compiled again"
     );
     let again = mill.compiled();
     assert_eq!(again.len(), 1);

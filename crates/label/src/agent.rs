@@ -120,7 +120,7 @@ fn serve(directory: &Directory, lock: &File, stays: bool, tell: Tell) -> Result<
         if begun.elapsed() > LOOK {
             let changing = board.changing();
             let both: Vec<_> = changing.iter().filter(|one| stuck.contains(*one)).collect();
-            board.mend(both);
+            board.repair(both);
             (stuck, begun) = (changing, Instant::now());
         }
     }
@@ -133,7 +133,7 @@ fn take_up(path: &Path) -> Result<Log, Error> {
     }
     let why =
         "the machine was restarted since: which of its labels reached the device is not known";
-    Err(Error::damaged(path, why))
+    Err(Error::corrupt(path, why))
 }
 
 /// Keeps a log that cannot be carried out for inspection, under a name that no agent takes up.

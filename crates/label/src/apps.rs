@@ -41,7 +41,7 @@ pub struct Applications {
     /// Applications in the order of their registration.
     pub applications: Vec<Application>,
     /// Logs that cannot be carried out; the agent's log has the reason.
-    pub damaged: Vec<PathBuf>,
+    pub corrupt: Vec<PathBuf>,
 }
 
 /// Returns the applications of this user.
@@ -79,9 +79,9 @@ pub fn list(directory: Option<&Path>) -> Result<Applications, Error> {
     for entry in std::fs::read_dir(directory.path()).map_err(read)? {
         let path = entry.map_err(read)?.path();
         if path.extension().is_some_and(|end| end == "bad") {
-            all.damaged.push(path);
+            all.corrupt.push(path);
         }
     }
-    all.damaged.sort();
+    all.corrupt.sort();
     Ok(all)
 }

@@ -8,7 +8,7 @@ use crate::app::{App, Label, Settings, Ticket};
 use crate::error::Error;
 use crate::jobs::CONTROL;
 use crate::log::{Log, Record, Status};
-use crate::root::{Root, is_away};
+use crate::root::{Root, is_offline};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -205,7 +205,7 @@ fn wait(log: &Log, root: &Root, record: &Record, (up, tell): (&Given, Tell)) {
                 Some(answer) => told(record, answer, bytes),
                 None => Err((Errno::IO, "the mount is of another release".into())),
             },
-            Err(error) if is_away(&error) || error.kind() == std::io::ErrorKind::WouldBlock => {
+            Err(error) if is_offline(&error) || error.kind() == std::io::ErrorKind::WouldBlock => {
                 std::thread::sleep(PAUSE);
                 continue;
             }

@@ -340,7 +340,7 @@ impl Board {
     }
 
     /// Frees entries whose change has taken too long.
-    pub(crate) fn mend<'a>(&self, stuck: impl IntoIterator<Item = &'a (usize, u64)>) {
+    pub(crate) fn repair<'a>(&self, stuck: impl IntoIterator<Item = &'a (usize, u64)>) {
         for &(at, turn) in stuck {
             let entry = &self.entries()[at];
             if entry.turn.load(Ordering::Acquire) == turn {

@@ -64,9 +64,9 @@ pub enum Error {
         /// Error of the system.
         source: std::io::Error,
     },
-    /// The file of labels is damaged.
-    #[error("{path} is damaged: {why}")]
-    Damaged {
+    /// The file of labels is corrupt.
+    #[error("{path} is corrupt: {why}")]
+    Corrupt {
         /// The file.
         path: PathBuf,
         /// Reason.
@@ -94,8 +94,8 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn damaged(path: &Path, why: &'static str) -> Self {
-        Self::Damaged {
+    pub(crate) fn corrupt(path: &Path, why: &'static str) -> Self {
+        Self::Corrupt {
             path: path.to_owned(),
             why,
         }
@@ -115,7 +115,7 @@ impl Error {
             Self::Invalid(_) => Errno::INVAL,
             Self::Full { .. } => Errno::AGAIN,
             Self::Quota(_) => Errno::DQUOT,
-            Self::Damaged { .. } => Errno::IO,
+            Self::Corrupt { .. } => Errno::IO,
             Self::Agent { .. } => Errno::NOEXEC,
             Self::Mount(_) => Errno::NODEV,
             Self::Timeout => Errno::TIMEDOUT,

@@ -3,7 +3,7 @@
 use crate::app::{CUT, DURABLE};
 use crate::log::{DIRECT_MIN, Kind, Log, PAGE, Record};
 use crate::new_files::{Calls, FILES_MAX, fits};
-use crate::root::{Root, is_away, patiently};
+use crate::root::{Root, is_offline, patiently};
 use crate::shuffle::{Deed, Op, supertasks};
 use rustix::fs::{AtFlags, OFlags, renameat, statat, unlinkat};
 use rustix::io::Errno;
@@ -364,20 +364,20 @@ impl Work {
 
     /// Writes labels one by one that could not be written together, so that each gets its own outcome.
     fn write_each(&mut self, log: &Log, run: &[Record], settle: &impl Fn(&Record, Result<u64>)) {
-        let mut away: Option<Error> = None;
+        let mut offline: Option<Error> = None;
         for record in run {
-            let outcome = match away.as_ref().and_then(Error::raw_os_error) {
+            let outcome = match offline.as_ref().and_then(Error::raw_os_error) {
                 // One label has waited for all.
                 Some(errno) => Err(Error::from_raw_os_error(errno)),
                 None => patiently(|| self.write_one(log, record)),
             };
             match outcome {
-                Err(error) if is_away(&error) => {
+                Err(error) if is_offline(&error) => {
                     settle(
                         record,
                         Err(Error::from_raw_os_error(error.raw_os_error().unwrap_or(5))),
                     );
-                    away = Some(error);
+                    offline = Some(error);
                 }
                 outcome => settle(record, outcome),
             }

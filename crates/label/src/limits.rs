@@ -47,7 +47,7 @@ impl Limits {
                 _ => {
                     let (path, line) = (path.display(), number + 1);
                     return Err(Error::Invalid(format!(
-                        "{path}:{line}: not `room-max = SIZE` or `sum-max = SIZE`, such as 256MiB; the administrator of this host can mend it"
+                        "{path}:{line}: not `room-max = SIZE` or `sum-max = SIZE`, such as 256MiB; the administrator of this host can fix it"
                     )));
                 }
             }

@@ -478,14 +478,14 @@ impl Log {
             .map_err(at)?;
         let length = file.metadata().map_err(at)?.len();
         if !(HEADER + CAPACITY_MIN..=HEADER + CAPACITY_MAX).contains(&length) {
-            return Err(Error::damaged(path, "its length is not that of a log"));
+            return Err(Error::corrupt(path, "its length is not that of a log"));
         }
         let log = Self::map(file, path, length, now)?;
         let head = log.head();
         if head.magic.load(Ordering::Acquire) != MAGIC
             || head.capacity.load(Ordering::Relaxed) != length - HEADER
         {
-            return Err(Error::damaged(path, "its header is not that of a log"));
+            return Err(Error::corrupt(path, "its header is not that of a log"));
         }
         Ok(log)
     }
@@ -671,7 +671,7 @@ impl Log {
             self.published().saturating_sub(at),
         );
         if !at.is_multiple_of(ALIGN) || to_head < ALIGN || to_end < ALIGN {
-            return Err(Error::damaged(&self.path, "a record begins where none can"));
+            return Err(Error::corrupt(&self.path, "a record begins where none can"));
         }
         // SAFETY: aligned and within the ring. Another process may write to the log at any time: the head is read once, and that copy is
         // checked and used.
@@ -687,7 +687,7 @@ impl Log {
                 && head.after <= at
                 && (head.kind != Kind::Analyse as u16 || head.offset <= head.size)
         });
-        let kind = kind.ok_or_else(|| Error::damaged(&self.path, "a record is not one"))?;
+        let kind = kind.ok_or_else(|| Error::corrupt(&self.path, "a record is not one"))?;
         // The other fields of a filler are not checked.
         let (size, paths) = match kind {
             Kind::Filler => (0, 0),

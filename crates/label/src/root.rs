@@ -29,8 +29,8 @@ pub(crate) fn patiently<T>(mut operation: impl FnMut() -> Result<T>) -> Result<T
     let (begun, mut pause) = (Instant::now(), PAUSE_MIN);
     loop {
         let outcome = operation();
-        let away = outcome.as_ref().err().is_some_and(is_away);
-        if !away || begun.elapsed() > PATIENCE {
+        let offline = outcome.as_ref().err().is_some_and(is_offline);
+        if !offline || begun.elapsed() > PATIENCE {
             return outcome;
         }
         std::thread::sleep(pause);
@@ -39,8 +39,8 @@ pub(crate) fn patiently<T>(mut operation: impl FnMut() -> Result<T>) -> Result<T
 }
 
 /// Whether an error means that a server, a node or the mount is unreachable.
-pub(crate) fn is_away(error: &Error) -> bool {
-    let away = [
+pub(crate) fn is_offline(error: &Error) -> bool {
+    let offline = [
         Errno::COMM,
         Errno::HOSTUNREACH,
         Errno::TIMEDOUT,
@@ -50,7 +50,9 @@ pub(crate) fn is_away(error: &Error) -> bool {
         Errno::BUSY,
     ];
     let code = error.raw_os_error();
-    away.iter().any(|errno| Some(errno.raw_os_error()) == code)
+    offline
+        .iter()
+        .any(|errno| Some(errno.raw_os_error()) == code)
 }
 
 impl Root {

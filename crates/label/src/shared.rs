@@ -3,7 +3,7 @@
 use crate::app::App;
 use crate::board;
 use crate::error::Error;
-use crate::root::is_away;
+use crate::root::is_offline;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -95,7 +95,7 @@ impl App {
                 end
             };
             let left = end.saturating_duration_since(Instant::now());
-            let comes = source.kind() == std::io::ErrorKind::NotFound || is_away(&source);
+            let comes = source.kind() == std::io::ErrorKind::NotFound || is_offline(&source);
             if left.is_zero() || !comes {
                 return Err(Error::Failed {
                     what: "can't get",

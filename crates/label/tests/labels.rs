@@ -246,7 +246,7 @@ fn corrupt_log_is_set_aside_and_others_continue() {
     let place = Place::new();
     let app = place.app(1 << 20);
     drop(
-        app.publish(&Label::write("tidemill:/damaged", 0, b"x"))
+        app.publish(&Label::write("tidemill:/corrupt", 0, b"x"))
             .unwrap(),
     );
     let log = fs::read_dir(place.logs()).unwrap().find_map(|entry| {
@@ -264,8 +264,8 @@ fn corrupt_log_is_set_aside_and_others_continue() {
     fs::write(place.logs().join("2.labels"), vec![7; 1 << 18]).unwrap();
     place.start_agent();
     app.flush().unwrap();
-    assert_eq!(place.read("damaged"), b"x");
-    while apps::list(Some(&place.logs())).unwrap().damaged.len() < 3 {
+    assert_eq!(place.read("corrupt"), b"x");
+    while apps::list(Some(&place.logs())).unwrap().corrupt.len() < 3 {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -293,15 +293,15 @@ fn label_conditions_follow_outcome_of_earlier_labels() {
     let publish = |label: &Label<'_>| app.publish(label).unwrap();
     let fine = publish(&Label::write("tidemill:/a", 0, b"a"));
     let wrong = publish(&Label::write("tidemill:/none/x", 0, b"x"));
-    let taken_back = publish(&Label::append("tidemill:/c", b"c"));
-    assert!(taken_back.cancel());
+    let cancelled = publish(&Label::append("tidemill:/c", b"c"));
+    assert!(cancelled.cancel());
     let chain = [
         publish(&Label::append("tidemill:/a", b"1").if_done(&fine)),
         publish(&Label::append("tidemill:/a", b"2").if_failed(&fine)),
         publish(&Label::append("tidemill:/a", b"3").if_done(&wrong)),
         publish(&Label::append("tidemill:/a", b"4").if_failed(&wrong)),
-        publish(&Label::append("tidemill:/a", b"5").if_failed(&taken_back)),
-        publish(&Label::rename("tidemill:/a", "tidemill:/b").if_failed(&taken_back)),
+        publish(&Label::append("tidemill:/a", b"5").if_failed(&cancelled)),
+        publish(&Label::rename("tidemill:/a", "tidemill:/b").if_failed(&cancelled)),
     ];
     let of_chain = publish(&Label::write("tidemill:/d", 0, b"d").if_failed(&chain[1]));
     place.start_agent();

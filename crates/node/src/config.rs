@@ -16,7 +16,7 @@ use tidemill_core::resources::Offers;
 pub const LINK_BYTES_PER_SEC_DEFAULT: u64 = 125_000_000;
 
 /// Default limit of pulled objects that are kept after their last use, in bytes.
-pub const PULLED_BYTES_MAX_DEFAULT: u64 = tidemill_core::dispatch::COPIES_BYTES_MAX;
+pub const PULLED_BYTES_MAX_DEFAULT: u64 = tidemill_core::dispatch::REPLICAS_BYTES_MAX;
 
 /// Default rate of an idle node that hashes and compares its objects, in bytes per second: 16 TB in three days.
 pub const SCRUB_BYTES_PER_SEC_DEFAULT: u64 = 64 << 20;
@@ -91,7 +91,7 @@ pub struct Config {
     pub in_place: bool,
     /// Limit of pulled objects that are kept after their last use for later tasks, in bytes.
     pub pulled_bytes_max: u64,
-    /// Rate at which the node reads its objects in the background, in bytes per second, to find damage. `None`: never.
+    /// Rate at which the node reads its objects in the background, in bytes per second, to find corruption. `None`: never.
     pub scrub_bytes_per_sec: Option<u64>,
 }
 

@@ -45,12 +45,12 @@ const TABLES: &str = "
         kind INTEGER NOT NULL,
         state INTEGER NOT NULL,
         hash BLOB,
-        damage TEXT,
+        corruption TEXT,
         linked INTEGER NOT NULL DEFAULT 0
     );
     CREATE INDEX object_unhashed ON object (id)
-        WHERE kind = 0 AND hash IS NULL AND damage IS NULL AND linked = 0;
-    CREATE INDEX object_damaged ON object (id) WHERE damage IS NOT NULL;
+        WHERE kind = 0 AND hash IS NULL AND corruption IS NULL AND linked = 0;
+    CREATE INDEX object_corrupt ON object (id) WHERE corruption IS NOT NULL;
     CREATE TABLE membership (
         collection INTEGER NOT NULL,
         position INTEGER NOT NULL,
@@ -85,12 +85,12 @@ const TABLES: &str = "
         tag TEXT NOT NULL,
         checked INTEGER NOT NULL,
         linked INTEGER NOT NULL,
-        gone INTEGER NOT NULL DEFAULT 0,
+        deleted INTEGER NOT NULL DEFAULT 0,
         packed INTEGER NOT NULL DEFAULT 0
     );
     CREATE INDEX outside_path ON outside (path);
-    CREATE INDEX outside_gone ON outside (object) WHERE gone = 1;
-    CREATE INDEX outside_unpacked ON outside (object) WHERE gone > 0 AND packed = 1;
+    CREATE INDEX outside_deleted ON outside (object) WHERE deleted = 1;
+    CREATE INDEX outside_unpacked ON outside (object) WHERE deleted > 0 AND packed = 1;
     CREATE TABLE pack (
         id INTEGER PRIMARY KEY AUTOINCREMENT,
         path TEXT NOT NULL UNIQUE,
@@ -103,7 +103,7 @@ const TABLES: &str = "
         since INTEGER NOT NULL
     );
     CREATE INDEX pack_begun ON pack (id) WHERE state = 0;
-    CREATE INDEX pack_gone ON pack (id) WHERE state = 2;
+    CREATE INDEX pack_deleted ON pack (id) WHERE state = 2;
     CREATE INDEX pack_dead ON pack (since) WHERE state = 1 AND live = 0;
     CREATE INDEX pack_sparse ON pack (id) WHERE state = 1 AND live > 0 AND total > live * 2;
     CREATE INDEX pack_size ON pack (size) WHERE state = 1 AND live > 0;
@@ -119,14 +119,14 @@ const TABLES: &str = "
         bad INTEGER NOT NULL
     ) WITHOUT ROWID;
     CREATE INDEX chunk_pack ON chunk (pack, frame, at);
-    CREATE TABLE recipe (
+    CREATE TABLE manifest (
         object INTEGER NOT NULL,
         at INTEGER NOT NULL,
         pack INTEGER NOT NULL,
         part BLOB NOT NULL,
         PRIMARY KEY (object, at)
     );
-    CREATE INDEX recipe_pack ON recipe (pack);
+    CREATE INDEX manifest_pack ON manifest (pack);
     CREATE TABLE outside_attempt (
         path TEXT NOT NULL,
         object INTEGER NOT NULL,
@@ -283,7 +283,7 @@ impl Db {
             .collect();
         let readers = readers.map_err(failed)?;
         let reserve = Reserve::new(path, &connection);
-        if let Err(error) = reserve::fold(&connection, Fold::Anew) {
+        if let Err(error) = reserve::fold(&connection, Fold::Restart) {
             tracing::warn!(%error, "a copy of the database without its log will not be known as one");
         }
         let connection = Arc::new(Mutex::new(connection));
@@ -482,7 +482,7 @@ impl Writer {
             }
         }
         // A copy of the database file without its log is then complete. A failure loses nothing.
-        let _ = reserve::begin_log_anew(&self.connection.lock());
+        let _ = reserve::restart_log(&self.connection.lock());
     }
 
     /// Commits one group of waiting changes. Returns whether there was one.
@@ -515,7 +515,7 @@ impl Writer {
         self.left.committed(failed);
         if committed.is_err() && self.reserve.is_some() {
             // The next commit has all of the log's space again. If this fails, the next commit reports the error.
-            let _ = reserve::begin_log_anew(&self.connection.lock());
+            let _ = reserve::restart_log(&self.connection.lock());
         }
         let changes = group.len();
         for change in group {

@@ -2,7 +2,7 @@
 //!
 //! Objects are stored as `objects/<2 hex>/<16 hex>`. Unsealed files have mode 0600. Sealed files have mode 0444 and, if the node runs as
 //! root, the owner [`STORE_USER`]. So a task with the rights of any user can read but never change them. The mode alone distinguishes
-//! sealed from unsealed files: no query of a database is needed. Damaged objects are set aside as `damaged/<16 hex>`.
+//! sealed from unsealed files: no query of a database is needed. Corrupt objects are set aside as `corrupt/<16 hex>`.
 //!
 //! A mode does not stop a writer that already has the file open. Where such a writer may exist, the bytes are copied to a new file under
 //! `sealing/`, which then takes the object's name; see [`Store::seal_lost`].
@@ -68,9 +68,9 @@ impl DirectoryStore {
         }
         let sealing = directory.join("sealing");
         empty(&sealing).map_err(|source| at(&sealing, source))?;
-        let damaged = directory.join("damaged");
-        std::fs::create_dir_all(&damaged).map_err(|source| at(&damaged, source))?;
-        for private in [&objects, &sealing, &damaged] {
+        let corrupt = directory.join("corrupt");
+        std::fs::create_dir_all(&corrupt).map_err(|source| at(&corrupt, source))?;
+        for private in [&objects, &sealing, &corrupt] {
             std::fs::set_permissions(private, Permissions::from_mode(0o700))
                 .map_err(|source| at(private, source))?;
         }
@@ -109,10 +109,10 @@ impl DirectoryStore {
         self.directory.join(object.relative_path())
     }
 
-    /// Returns the path of a damaged object that is set aside.
-    fn damaged_path(&self, object: ObjectId) -> PathBuf {
+    /// Returns the path of a corrupt object that is set aside.
+    fn corrupt_path(&self, object: ObjectId) -> PathBuf {
         self.directory
-            .join("damaged")
+            .join("corrupt")
             .join(format!("{:016x}", object.0))
     }
 
@@ -740,7 +740,7 @@ impl Store for DirectoryStore {
             return Ok(());
         }
         let path = self.path(object);
-        match std::fs::rename(&path, self.damaged_path(object)) {
+        match std::fs::rename(&path, self.corrupt_path(object)) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
                 Err(StoreError::from_io(object, &path, e))
             }
@@ -748,16 +748,16 @@ impl Store for DirectoryStore {
         }
     }
 
-    fn open_damaged(&self, object: ObjectId) -> Result<Opened, StoreError> {
-        let (file, stat) = self.open_file(object, &self.damaged_path(object))?;
+    fn open_corrupt(&self, object: ObjectId) -> Result<Opened, StoreError> {
+        let (file, stat) = self.open_file(object, &self.corrupt_path(object))?;
         Ok(Opened {
             stat,
             bytes: Box::new(file),
         })
     }
 
-    fn forget_damaged(&self, object: ObjectId) -> Result<(), StoreError> {
-        let path = self.damaged_path(object);
+    fn forget_corrupt(&self, object: ObjectId) -> Result<(), StoreError> {
+        let path = self.corrupt_path(object);
         let Ok(metadata) = path.symlink_metadata() else {
             return Ok(());
         };
@@ -785,7 +785,7 @@ impl Store for DirectoryStore {
     }
 
     fn remove(&self, object: ObjectId) -> Result<bool, StoreError> {
-        self.forget_damaged(object)?;
+        self.forget_corrupt(object)?;
         if let Some(handed) = &self.handed
             && handed.forget(object)
         {

@@ -4,7 +4,6 @@
 //! [`crate::labels`] chooses the next label, and stores and reports the outcome; [`crate::task`] executes one label.
 
 use crate::channels::Channels;
-use crate::copies;
 use crate::db::Db;
 use crate::error::Error;
 use crate::flash_model::FlashModel;
@@ -13,6 +12,7 @@ use crate::outside::{self, Outside};
 use crate::programs::Programs;
 use crate::pull::Pulls;
 use crate::records;
+use crate::replicas;
 use crate::reports::Reports;
 use crate::runner::Runner;
 use crate::scrub;
@@ -193,7 +193,7 @@ fn work(parts: &Parts, labels: &Arc<Labels>, lane: Lane) {
     }
     while let Some(next) = labels.next(lane) {
         let taken = match lane {
-            Lane::Copy => copies::make(parts, labels, copies::with_more(labels, next)),
+            Lane::Copy => replicas::make(parts, labels, replicas::with_more(labels, next)),
             _ => vec![next],
         };
         for (id, live) in taken {

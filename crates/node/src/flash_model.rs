@@ -3,7 +3,7 @@
 //!
 //! The node reports writes and removals by appending events to a list. Once per status period the events are added to a [`Ledger`],
 //! whose report is part of the status object. So no writer waits for the model. A snapshot in the directory preserves the wear over restarts.
-//! The snapshot is only bookkeeping: if it is missing or damaged, the model restarts from the objects in the database, and nothing else
+//! The snapshot is only bookkeeping: if it is missing or corrupt, the model restarts from the objects in the database, and nothing else
 //! depends on it. `docs/formats-node.md` defines its layout and the counted writes.
 
 use crate::db::Db;
@@ -94,7 +94,7 @@ enum Unusable {
     #[error("it has version {0}, this program knows {SNAPSHOT_VERSION}")]
     Version(u32),
     /// Its bytes have changed.
-    #[error("it is damaged")]
+    #[error("it is corrupt")]
     Hash,
     /// The node has another capacity now.
     #[error("it is of a capacity of {0} bytes")]
@@ -277,8 +277,8 @@ impl Book {
     fn reconcile(&mut self, objects: &[ObjectId], allocated: impl Fn(ObjectId) -> u64) {
         let there: BTreeSet<u64> = objects.iter().map(|object| object.0).collect();
         let known = self.ledger.objects();
-        let gone: Vec<u64> = known.filter(|object| !there.contains(object)).collect();
-        for object in gone {
+        let deleted: Vec<u64> = known.filter(|object| !there.contains(object)).collect();
+        for object in deleted {
             self.removed(object);
         }
         for &object in objects {

@@ -43,7 +43,7 @@ pub(crate) enum Grown {
     /// The input is sealed, and other bytes were delivered.
     Changed,
     /// The label was cancelled.
-    GivenUp,
+    Abandoned,
 }
 
 /// Share of an input in the processor time that kernels may use while files are written.
@@ -111,7 +111,7 @@ pub(crate) struct Growing {
 struct Signs {
     /// The kernel has ended: nothing more is delivered.
     ended: AtomicBool,
-    given_up: AtomicBool,
+    abandoned: AtomicBool,
 }
 
 impl Growing {
@@ -146,24 +146,24 @@ impl Growing {
     }
 
     /// Waits for the seal, after the kernel has ended.
-    pub(crate) fn end(mut self, given_up: impl Fn() -> bool) -> Result<Grown, StoreError> {
+    pub(crate) fn end(mut self, abandoned: impl Fn() -> bool) -> Result<Grown, StoreError> {
         self.signs.ended.store(true, Ordering::Release);
         let Some(feeder) = self.feeder.take() else {
-            return Ok(Grown::GivenUp);
+            return Ok(Grown::Abandoned);
         };
         while !feeder.is_finished() {
-            if given_up() {
-                self.signs.given_up.store(true, Ordering::Release);
+            if abandoned() {
+                self.signs.abandoned.store(true, Ordering::Release);
             }
             sleep(FULL);
         }
-        feeder.join().unwrap_or(Ok(Grown::GivenUp))
+        feeder.join().unwrap_or(Ok(Grown::Abandoned))
     }
 }
 
 impl Drop for Growing {
     fn drop(&mut self) {
-        self.signs.given_up.store(true, Ordering::Release);
+        self.signs.abandoned.store(true, Ordering::Release);
         let _ = std::fs::remove_file(&self.pipe);
     }
 }
@@ -220,22 +220,22 @@ impl Feeder {
 
     /// Returns whether the kernel has ended.
     fn over(&self) -> bool {
-        self.signs.ended.load(Ordering::Acquire) || self.given_up()
+        self.signs.ended.load(Ordering::Acquire) || self.abandoned()
     }
 
-    fn given_up(&self) -> bool {
-        self.signs.given_up.load(Ordering::Acquire)
+    fn abandoned(&self) -> bool {
+        self.signs.abandoned.load(Ordering::Acquire)
     }
 
     fn feed(&mut self) -> Result<Grown, StoreError> {
-        while !self.given_up() {
+        while !self.abandoned() {
             if self
                 .making
                 .as_ref()
                 .is_some_and(|making| making.fate().is_bad())
             {
                 // The pipe must be opened in any case: its reader waits for that.
-                return Ok(Grown::GivenUp);
+                return Ok(Grown::Abandoned);
             }
             let Some((size, sealed)) = self.look()? else {
                 sleep(PERIOD);
@@ -257,7 +257,7 @@ impl Feeder {
                 sleep(PERIOD);
             }
         }
-        Ok(Grown::GivenUp)
+        Ok(Grown::Abandoned)
     }
 
     /// Returns the length and whether the file is sealed; `None` if it does not exist yet.
@@ -346,7 +346,7 @@ impl Feeder {
                 }
             }
             let signs = &self.signs;
-            if signs.ended.load(Ordering::Acquire) || signs.given_up.load(Ordering::Acquire) {
+            if signs.ended.load(Ordering::Acquire) || signs.abandoned.load(Ordering::Acquire) {
                 return Ok(false);
             }
         }
@@ -363,8 +363,8 @@ impl Feeder {
         let opened = self.store.open(self.object)?;
         let (mut hasher, mut at) = (blake3::Hasher::new(), 0);
         while at < self.at {
-            if self.given_up() {
-                return Ok(Grown::GivenUp);
+            if self.abandoned() {
+                return Ok(Grown::Abandoned);
             }
             if self.turn.rests(now()) {
                 sleep(PERIOD);

@@ -41,7 +41,7 @@ use tidemill_core::id::{ObjectId, TaskId};
 use tidemill_core::label::Owner;
 use tidemill_kernel::locks::Shown;
 use tidemill_wire::capability::{Capability, Refusal, rights};
-use tidemill_wire::copies::{COPIES, CopyItem, OBJECTS_MAX, encode};
+use tidemill_wire::replicas::{OBJECTS_MAX, REPLICAS, ReplicaItem, encode};
 use tidemill_wire::route::{
     self, CAPABILITY_HEADER, Listed, SEAL_ALL_MAX, SOURCE_HEADER, SealBody, SealItem, SealReply,
     SealResult,
@@ -162,7 +162,7 @@ fn router(daemon: Arc<Daemon>) -> axum::Router {
             get(attribute).put(set_attribute),
         )
         .route(route::SEAL_ALL, post(seal_all))
-        .route(COPIES, post(copies))
+        .route(REPLICAS, post(replicas))
         .route("/status", get(status))
         .route("/tasks", get(tasks))
         .route("/tasks/{id}", get(task))
@@ -205,8 +205,8 @@ pub(crate) enum Refused {
     NotJoined,
     #[error("object {0:016x} is still being written; it can be read when it is sealed")]
     Unsealed(u64),
-    #[error("object {0:016x} is damaged on this node: it {1}")]
-    Damaged(u64, String),
+    #[error("object {0:016x} is corrupt on this node: it {1}")]
+    Corrupt(u64, String),
     #[error("hash mismatch: the object's bytes do not have the expected hash")]
     OtherHash,
     #[error(transparent)]
@@ -253,7 +253,7 @@ impl Refused {
                 StatusCode::NOT_FOUND
             }
             Self::Store(StoreError::Sealed { .. }) | Self::OtherHash => StatusCode::CONFLICT,
-            Self::Damaged(..) => StatusCode::GONE,
+            Self::Corrupt(..) => StatusCode::GONE,
             Self::Channel(error) => match error {
                 ChannelError::None => StatusCode::GONE,
                 ChannelError::Refused(_) => StatusCode::CONFLICT,
@@ -371,19 +371,19 @@ async fn blocking<T: Send + 'static>(
 #[derive(serde::Deserialize)]
 struct Reading {
     #[serde(default)]
-    damaged: bool,
+    corrupt: bool,
 }
 
 async fn read(
     State(context): State<Context>,
     Path(id): Path<String>,
-    Query(Reading { damaged }): Query<Reading>,
+    Query(Reading { corrupt }): Query<Reading>,
     Extension(shown): Extension<Capability>,
     headers: HeaderMap,
 ) -> Answer {
     let object = context.authorize(&shown, &id, rights::READ)?;
-    let open = move |store: &dyn Store| match damaged {
-        true => store.open_damaged(object),
+    let open = move |store: &dyn Store| match corrupt {
+        true => store.open_corrupt(object),
         false => store.open(object),
     };
     let opened = find(&context, object, open).await?;
@@ -466,7 +466,7 @@ async fn head(
     Ok((headers, Body::empty()).into_response())
 }
 
-/// Calls `look` for an object. If the object is recorded but not readable, records the damage, so that others do not ask for it again.
+/// Calls `look` for an object. If the object is recorded but not readable, records the corruption, so that others do not ask for it again.
 async fn find<T: Send + 'static>(
     context: &Context,
     object: ObjectId,
@@ -476,7 +476,7 @@ async fn find<T: Send + 'static>(
     let found = move || {
         look(daemon.parts().store.as_ref()).map_err(|error| {
             match scrub::look(daemon.parts(), object) {
-                Some(what) => Refused::Damaged(object.0, what),
+                Some(what) => Refused::Corrupt(object.0, what),
                 None => error.into(),
             }
         })
@@ -718,7 +718,7 @@ struct WithBytes {
 }
 
 /// Returns the data with which another node copies many objects.
-async fn copies(
+async fn replicas(
     State(context): State<Context>,
     Query(WithBytes { bytes }): Query<WithBytes>,
     Extension(shown): Extension<Capability>,
@@ -726,8 +726,8 @@ async fn copies(
 ) -> Answer {
     let _turn = context.bodies.take(shown.uid).await?;
     let body = collect(body, BODY_BYTES_MAX).await?;
-    let items: Vec<CopyItem> = serde_json::from_slice(&body)
-        .map_err(|_| Refused::Bad("the body is no list of CopyItem in JSON"))?;
+    let items: Vec<ReplicaItem> = serde_json::from_slice(&body)
+        .map_err(|_| Refused::Bad("the body is no list of ReplicaItem in JSON"))?;
     if items.len() > OBJECTS_MAX {
         return Err(Refused::Bad(
             "more objects than one request may have copied",
@@ -741,7 +741,7 @@ async fn copies(
         objects.push(allowed.is_ok().then_some(object));
     }
     let daemon = Arc::clone(&context.daemon);
-    let given = move || encode(&crate::copies::give(daemon.parts(), &objects, bytes));
+    let given = move || encode(&crate::replicas::give(daemon.parts(), &objects, bytes));
     Ok(tokio::task::spawn_blocking(given).await?.into_response())
 }
 
@@ -881,7 +881,7 @@ async fn made(
         made
     };
     match tokio::task::spawn_blocking(work).await? {
-        // `find` determines whether the object is damaged.
+        // `find` determines whether the object is corrupt.
         Err(ReduceTrouble::Store(error)) => {
             find(&context, object, move |_| Err::<(), _>(error)).await?;
             Err(Refused::Missing("such object"))

@@ -326,7 +326,7 @@ impl Labels {
     }
 
     /// Reports to a server that the node has just reached: the running labels, the outcomes that it has not acknowledged, and the
-    /// damaged objects.
+    /// corrupt objects.
     ///
     /// # Errors
     /// If the database can't be read.
@@ -341,8 +341,8 @@ impl Labels {
                 self.repeat(record.id, &outcome);
             }
         }
-        for damaged in scrub::all_damaged(&self.db)? {
-            self.reports.send(damaged);
+        for corrupt in scrub::all_corrupt(&self.db)? {
+            self.reports.send(corrupt);
         }
         Ok(())
     }
@@ -423,7 +423,7 @@ impl Labels {
             lost
         };
         self.keep(id, work);
-        self.give_up(id, lost);
+        self.abandon(id, lost);
         true
     }
 
@@ -577,17 +577,17 @@ impl Labels {
             }
             aborted
         };
-        let given_up = |message: &str| failed(self.now(), FailureKind::Cancelled, message.into());
+        let abandoned = |message: &str| failed(self.now(), FailureKind::Cancelled, message.into());
         match aborted {
             Aborted::Running | Aborted::Nothing => {}
             Aborted::Removed(dependants) => {
-                let outcome = given_up("the label was given up before it began");
+                let outcome = abandoned("the label was aborted before it began");
                 self.keep(label, Work::without_effect(outcome));
-                self.give_up(label, dependants);
+                self.abandon(label, dependants);
             }
             // The label was lost on its way to this node, and the server waits for its end.
             Aborted::Unknown => {
-                let outcome = given_up("the label was given up before it came");
+                let outcome = abandoned("the label was aborted before it came");
                 self.reports.finished(label, (&outcome).into());
             }
         }
@@ -597,10 +597,10 @@ impl Labels {
         let Some(dependants) = self.state.lock().queue.recall(label) else {
             return;
         };
-        let message = format!("it was taken back from node {}", self.node);
+        let message = format!("it was rescheduled from node {}", self.node);
         let outcome = failed(self.now(), FailureKind::Recalled, message);
         self.keep(label, Work::without_effect(outcome));
-        self.give_up(label, dependants);
+        self.abandon(label, dependants);
     }
 
     /// Records that a taken label starts to fetch or to run.
@@ -612,7 +612,7 @@ impl Labels {
     }
 
     /// Ends labels that depend on a failed label.
-    fn give_up(self: &Arc<Self>, failed: LabelId, dependants: Vec<LabelId>) {
+    fn abandon(self: &Arc<Self>, failed: LabelId, dependants: Vec<LabelId>) {
         for dependant in dependants {
             self.keep(
                 dependant,

@@ -144,7 +144,7 @@ enum Trouble {
     Foreign(PathBuf),
     #[error(
         "users can't pass through {0} any more, so kernels don't come to the intermediate files that it holds: `chmod o+x {0}`, or \
-         unmount it, and jobs make them again"
+         unmount it, and jobs recompute them"
     )]
     Closed(PathBuf),
 }
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(std::fs::read(directory.join("node.db")).unwrap(), b"kept");
         assert_eq!(target.metadata().unwrap().mode() & 0o777, 0o700);
         std::fs::remove_dir_all(&target).unwrap();
-        assert!(directory.metadata().is_err(), "the host was started anew");
+        assert!(directory.metadata().is_err(), "the host was restarted");
         shared(&directory, PRIVATE).unwrap();
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
         std::fs::remove_dir(&target).unwrap();

@@ -108,7 +108,7 @@ pub(crate) fn of_false_length(
         let known = crate::records::sum(connection, about)?;
         if let Some(known) = known
             && known.size != size
-            && known.damage.is_none()
+            && known.corruption.is_none()
         {
             let what = format!(
                 "has {} bytes, and was sealed as a file of {size}",

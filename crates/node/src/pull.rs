@@ -35,7 +35,7 @@ use tidemill_core::label::Input;
 use tidemill_core::layout::{
     Layout, Part, Records, Selected, SelectedSpan, Selection, SelectionError,
 };
-use tidemill_wire::copies::{self, CopyItem, OBJECT_BYTES_MAX};
+use tidemill_wire::replicas::{self, OBJECT_BYTES_MAX, ReplicaItem};
 use tidemill_wire::{convert, route, v1};
 
 /// Time without any received byte after which a pull fails.
@@ -150,7 +150,7 @@ impl Lies {
         let input = Input {
             name: name.to_owned(),
             object: part.object,
-            node: part.copies.first()?.node,
+            node: part.replicas.first()?.node,
             size: part.size,
             selection: Selection::WHOLE,
         };
@@ -595,23 +595,23 @@ impl Pulls {
         let peer = self.peers.lock().get(&node).cloned();
         let peer = peer.ok_or(PullError::Unknown(node))?;
         let in_place = self.in_place && peer.host == self.host;
-        let item = |(input, capability): &(&Input, &[u8])| CopyItem {
+        let item = |(input, capability): &(&Input, &[u8])| ReplicaItem {
             object: input.object.0,
             capability: route::hex(capability),
         };
-        let items: Vec<CopyItem> = wanted.iter().map(item).collect();
+        let items: Vec<ReplicaItem> = wanted.iter().map(item).collect();
         let objects = self.objects.lock().clone();
         let arrived = AtomicU64::new(0);
         let given = self.runtime.block_on(async {
             tokio::select! {
-                given = objects.copies(node, &peer.url, &items, !in_place) => given.map_err(PullError::from),
+                given = objects.replicas(node, &peer.url, &items, !in_place) => given.map_err(PullError::from),
                 error = watch(&arrived, &peer.url, cancelled) => Err(error),
             }
         })?;
         let (mut rest, mut buffer) = (&*given, Vec::new());
         for (index, (input, _)) in wanted.iter().enumerate() {
-            let wrong = tidemill_client::Error::Answer("copies");
-            let (one, after) = copies::decode(rest).ok_or(wrong)?;
+            let wrong = tidemill_client::Error::Answer("replicas");
+            let (one, after) = replicas::decode(rest).ok_or(wrong)?;
             rest = after;
             let Some((hash, bytes)) = one else { continue };
             if !in_place {

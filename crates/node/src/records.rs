@@ -74,8 +74,8 @@ pub struct Sum {
     pub size: u64,
     /// Hash; `None`: the object has not been hashed yet.
     pub hash: Option<Hash>,
-    /// Human-readable damage of the object; `None` if it is not damaged.
-    pub damage: Option<String>,
+    /// Human-readable corruption of the object; `None` if it is not corrupt.
+    pub corruption: Option<String>,
 }
 
 impl ObjectRecord {
@@ -170,14 +170,14 @@ pub fn has_object(connection: &Connection, id: ObjectId) -> Result<bool> {
         .exists([signed(id.0)])
 }
 
-/// Returns length, hash and damage of a sealed object.
+/// Returns length, hash and corruption of a sealed object.
 ///
 /// # Errors
 /// If SQLite refuses.
 pub fn sum(connection: &Connection, id: ObjectId) -> Result<Option<Sum>> {
     connection
         .prepare_cached(
-            "SELECT value, hash, damage FROM object JOIN attribute ON attribute.object = id
+            "SELECT value, hash, corruption FROM object JOIN attribute ON attribute.object = id
              WHERE id = ?1 AND kind = ?2 AND page = ?3 AND number = ?4",
         )?
         .query_row(
@@ -188,7 +188,7 @@ pub fn sum(connection: &Connection, id: ObjectId) -> Result<Option<Sum>> {
                 Ok(Sum {
                     size: size.try_into().map_or(0, u64::from_le_bytes),
                     hash: hash.and_then(|hash| hash.try_into().ok()),
-                    damage: row.get(2)?,
+                    corruption: row.get(2)?,
                 })
             },
         )
@@ -203,7 +203,7 @@ pub fn unhashed(connection: &Connection, max: u32) -> Result<Vec<ObjectId>> {
     connection
         .prepare_cached(
             "SELECT id FROM object INDEXED BY object_unhashed
-             WHERE kind = 0 AND hash IS NULL AND damage IS NULL AND linked = 0 LIMIT ?1",
+             WHERE kind = 0 AND hash IS NULL AND corruption IS NULL AND linked = 0 LIMIT ?1",
         )?
         .query_map([max], |row| {
             Ok(ObjectId(row.get::<_, i64>(0)?.cast_unsigned()))
@@ -222,22 +222,26 @@ pub fn set_hash(connection: &Connection, id: ObjectId, hash: &Hash) -> Result<()
     Ok(())
 }
 
-/// Sets or clears the damage of an object. Returns whether the object is recorded.
+/// Sets or clears the corruption of an object. Returns whether the object is recorded.
 ///
 /// # Errors
 /// If SQLite refuses.
-pub fn set_damage(connection: &Connection, id: ObjectId, damage: Option<&str>) -> Result<bool> {
+pub fn set_corruption(
+    connection: &Connection,
+    id: ObjectId,
+    corruption: Option<&str>,
+) -> Result<bool> {
     let changed = connection
-        .prepare_cached("UPDATE object SET damage = ?2 WHERE id = ?1")?
-        .execute(params![signed(id.0), damage])?;
+        .prepare_cached("UPDATE object SET corruption = ?2 WHERE id = ?1")?
+        .execute(params![signed(id.0), corruption])?;
     Ok(changed > 0)
 }
 
-/// Returns the damaged objects after `after`, in order, each with its damage.
+/// Returns the corrupt objects after `after`, in order, each with its corruption.
 ///
 /// # Errors
 /// If SQLite refuses.
-pub fn damaged(
+pub fn corrupt(
     connection: &Connection,
     after: Option<ObjectId>,
     max: u32,
@@ -245,7 +249,7 @@ pub fn damaged(
     let after = after.map_or(i64::MIN, |after| signed(after.0));
     connection
         .prepare_cached(
-            "SELECT id, damage FROM object WHERE damage IS NOT NULL AND id > ?1 ORDER BY id LIMIT ?2",
+            "SELECT id, corruption FROM object WHERE corruption IS NOT NULL AND id > ?1 ORDER BY id LIMIT ?2",
         )?
         .query_map(params![after, max], |row| {
             let id = ObjectId(row.get::<_, i64>(0)?.cast_unsigned());

@@ -201,14 +201,14 @@ impl Reserve {
         }
         self.left.pool_bytes.store(pool_bytes, Ordering::Relaxed);
         if !plenty && log_pages(connection)? > WAL_PAGES_MAX {
-            begin_log_anew(connection)?;
+            restart_log(connection)?;
         }
         Ok(())
     }
 }
 
 /// Checkpoints the log, so that the next commit writes at its start. Waits for readers.
-pub(crate) fn begin_log_anew(connection: &Connection) -> rusqlite::Result<()> {
+pub(crate) fn restart_log(connection: &Connection) -> rusqlite::Result<()> {
     connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()))
 }
 
@@ -217,7 +217,7 @@ pub(crate) fn begin_log_anew(connection: &Connection) -> rusqlite::Result<()> {
 pub(crate) fn fold(connection: &Connection, mode: Fold) -> rusqlite::Result<()> {
     mark(connection, true)?;
     let folded = match mode {
-        Fold::Anew => begin_log_anew(connection),
+        Fold::Restart => restart_log(connection),
         Fold::Passive => connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(())),
     };
     mark(connection, false)?;
@@ -228,7 +228,7 @@ pub(crate) fn fold(connection: &Connection, mode: Fold) -> rusqlite::Result<()> 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fold {
     /// The whole log; waits for readers.
-    Anew,
+    Restart,
     /// As far as possible without waiting for readers.
     Passive,
 }

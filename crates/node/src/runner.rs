@@ -468,7 +468,7 @@ fn text(tail: &Tail) -> String {
 
 /// Returns the failure of a label that was cancelled.
 pub(crate) fn cancelled() -> Failure {
-    failure(FailureKind::Cancelled, "the label was given up".into())
+    failure(FailureKind::Cancelled, "the label was aborted".into())
 }
 
 fn unprepared(error: &PrepareError) -> Failure {

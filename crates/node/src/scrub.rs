@@ -1,8 +1,8 @@
 //! Scrubbing of sealed objects. Objects are hashed soon after their seal and are read and compared with that hash later, from time to time.
 //! The module reads the store, writes rows, sets files aside and reports to the server.
 //!
-//! An object that differs from its sealed content is damaged. Its row records the damage, its file is set aside so that no program reads
-//! it, and the node reports it to the server. When the file has its sealed content again, the damage is cleared.
+//! An object that differs from its sealed content is corrupt. Its row records the corruption, its file is set aside so that no program reads
+//! it, and the node reports it to the server. When the file has its sealed content again, the corruption is cleared.
 //!
 //! All functions block. Call them only on background threads, except [`look`].
 
@@ -17,7 +17,7 @@ use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tidemill_core::id::ObjectId;
-use tidemill_core::label::{Damaged, FailureKind};
+use tidemill_core::label::{Corrupt, FailureKind};
 use tidemill_wire::v1::{self, from_node::Message};
 
 /// Bytes per read.
@@ -36,7 +36,7 @@ const BUSY_MAX: Duration = Duration::from_secs(10);
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum number of attempts for an object that changes during each check.
 const LOOKS_MAX: usize = 3;
-/// Maximum number of damaged objects per report.
+/// Maximum number of corrupt objects per report.
 const TOLD_MAX: u32 = 4096;
 /// Nice value of the threads of this module: they only use processor time that no other thread needs.
 const NICE: i32 = 19;
@@ -48,8 +48,8 @@ pub(crate) enum Found {
     Good(u64),
     /// The node has no record of the object: it was removed, or never sealed.
     Unknown,
-    /// The object is damaged, with the human-readable reason.
-    Damaged(String),
+    /// The object is corrupt, with the human-readable reason.
+    Corrupt(String),
     /// The check was stopped.
     Stopped,
 }
@@ -68,16 +68,16 @@ pub(crate) enum Trouble {
 /// Reason why an object can't be hashed.
 enum Problem {
     /// The object differs from its sealed content.
-    Damage(String),
+    Corruption(String),
     /// The state of the object can't be determined at present.
     Unknown(String),
     Stopped,
 }
 
 impl Problem {
-    /// Classifies an error of opening or reading a file. An error of this process or of this moment is no damage.
+    /// Classifies an error of opening or reading a file. An error of this process or of this moment is no corruption.
     fn of(error: &std::io::Error) -> Self {
-        let damages = [
+        let corrupt = [
             libc::EIO,
             libc::EACCES,
             libc::EPERM,
@@ -92,9 +92,9 @@ impl Problem {
             libc::EREMOTEIO,
         ];
         match error.raw_os_error() {
-            Some(libc::ENOENT) => Self::Damage(MISSING.to_owned()),
-            Some(errno) if damages.contains(&errno) => {
-                Self::Damage(format!("can't be read: {error}"))
+            Some(libc::ENOENT) => Self::Corruption(MISSING.to_owned()),
+            Some(errno) if corrupt.contains(&errno) => {
+                Self::Corruption(format!("can't be read: {error}"))
             }
             _ => Self::Unknown(error.to_string()),
         }
@@ -209,7 +209,7 @@ pub(crate) fn hash_file(path: &Path) -> std::io::Result<Hash> {
     let file = File::open(path)?;
     match hash(&file, &mut Pace::at_once(&never)) {
         Ok((hash, _)) => Ok(hash),
-        Err(Problem::Damage(what) | Problem::Unknown(what)) => Err(std::io::Error::other(what)),
+        Err(Problem::Corruption(what) | Problem::Unknown(what)) => Err(std::io::Error::other(what)),
         Err(Problem::Stopped) => Err(std::io::ErrorKind::Interrupted.into()),
     }
 }
@@ -229,29 +229,31 @@ fn opened(parts: &Parts, object: ObjectId, sum: &Sum, cold: bool) -> Result<Open
         parts.store.open(object)
     };
     let opened = opened.map_err(|error| match error {
-        StoreError::NotFound { .. } => Problem::Damage(MISSING.to_owned()),
+        StoreError::NotFound { .. } => Problem::Corruption(MISSING.to_owned()),
         StoreError::Device { source, .. } => Problem::of(&source),
         StoreError::Outside { .. } => outside(&error),
         error => Problem::Unknown(error.to_string()),
     })?;
     if !opened.stat.sealed {
-        return Err(Problem::Damage("is no sealed object any more".to_owned()));
+        return Err(Problem::Corruption(
+            "is no sealed object any more".to_owned(),
+        ));
     }
     if opened.stat.size != sum.size {
         let (is, was) = (opened.stat.size, sum.size);
         let what = format!("has {is} bytes, and {was} were sealed");
-        return Err(Problem::Damage(what));
+        return Err(Problem::Corruption(what));
     }
     Ok(opened)
 }
 
-/// Classifies an error of the external store. A store that does not answer is no damage.
+/// Classifies an error of the external store. A store that does not answer is no corruption.
 fn outside(error: &StoreError) -> Problem {
     match error {
         StoreError::Outside {
             why: Failure::Missing | Failure::Changed,
             ..
-        } => Problem::Damage(error.to_string()),
+        } => Problem::Corruption(error.to_string()),
         error => Problem::Unknown(error.to_string()),
     }
 }
@@ -275,10 +277,10 @@ fn hashed(
     let (hash, length) = hash(opened.bytes.as_ref(), pace)?;
     if length != sum.size {
         let what = format!("has {length} bytes, and {} were sealed", sum.size);
-        return Err(Problem::Damage(what));
+        return Err(Problem::Corruption(what));
     }
     match sum.hash {
-        Some(was) if was != hash => Err(Problem::Damage(CHANGED.into())),
+        Some(was) if was != hash => Err(Problem::Corruption(CHANGED.into())),
         _ => Ok(Some(hash)),
     }
 }
@@ -298,7 +300,7 @@ pub(crate) fn check(
         // The second attempt excludes transient errors of the device.
         let found = hashed(parts, object, &sum, cold, pace);
         let found = match found {
-            Err(Problem::Damage(_)) => hashed(parts, object, &sum, cold, pace),
+            Err(Problem::Corruption(_)) => hashed(parts, object, &sum, cold, pace),
             found => found,
         };
         // The object may have been removed or recreated during the check.
@@ -308,11 +310,11 @@ pub(crate) fn check(
         return match (found, sum) {
             (Err(Problem::Stopped), _) => Ok(Found::Stopped),
             (Err(Problem::Unknown(why)), _) => Err(Trouble::Read(object, why)),
-            (Err(Problem::Damage(what)), sum) => match sum.damage {
-                Some(known) if what == MISSING => Ok(Found::Damaged(known)),
+            (Err(Problem::Corruption(what)), sum) => match sum.corruption {
+                Some(known) if what == MISSING => Ok(Found::Corrupt(known)),
                 _ => {
                     set_aside(parts, object, &what)?;
-                    Ok(Found::Damaged(what))
+                    Ok(Found::Corrupt(what))
                 }
             },
             (Ok(hash), sum) => {
@@ -326,7 +328,7 @@ pub(crate) fn check(
 
 /// Records that an object has its sealed content, with this hash.
 fn keep(parts: &Parts, object: ObjectId, sum: &Sum, hash: Option<Hash>) -> Result<(), DbError> {
-    let repaired = sum.damage.is_some();
+    let repaired = sum.corruption.is_some();
     if !repaired && (sum.hash.is_some() || hash.is_none()) {
         return Ok(());
     }
@@ -335,28 +337,28 @@ fn keep(parts: &Parts, object: ObjectId, sum: &Sum, hash: Option<Hash>) -> Resul
             records::set_hash(db, object, &hash)?;
         }
         if repaired {
-            records::set_damage(db, object, None)?;
+            records::set_corruption(db, object, None)?;
         }
         Ok(())
     })?;
     if repaired {
-        tracing::info!(%object, "a damaged object is what it was again");
-        forget_damaged(parts, object);
+        tracing::info!(%object, "a corrupt object is what it was again");
+        forget_corrupt(parts, object);
     }
     Ok(())
 }
 
-/// Removes the file that was set aside for a damaged object, after the object was recreated.
-pub(crate) fn forget_damaged(parts: &Parts, object: ObjectId) {
-    if let Err(error) = parts.store.forget_damaged(object) {
+/// Removes the file that was set aside for a corrupt object, after the object was recreated.
+pub(crate) fn forget_corrupt(parts: &Parts, object: ObjectId) {
+    if let Err(error) = parts.store.forget_corrupt(object) {
         tracing::warn!(%error, %object, "the set-aside bytes of an object can't be removed");
     }
 }
 
-/// Handles a damaged object: records the damage, sets the file aside, and then reports to the server.
+/// Handles a corrupt object: records the corruption, sets the file aside, and then reports to the server.
 fn set_aside(parts: &Parts, object: ObjectId, what: &str) -> Result<(), DbError> {
     let text = what.to_owned();
-    let mark = move |db: &rusqlite::Connection| records::set_damage(db, object, Some(&text));
+    let mark = move |db: &rusqlite::Connection| records::set_corruption(db, object, Some(&text));
     if !parts.db.write_blocking(false, mark)? {
         return Ok(());
     }
@@ -365,13 +367,13 @@ fn set_aside(parts: &Parts, object: ObjectId, what: &str) -> Result<(), DbError>
         // A node that was killed while it removed the object gets here, too.
         tracing::warn!(%node, "object {object} {what}: the server logs an error if a file has it");
     } else {
-        tracing::error!(%node, "object {object} {what}: it is damaged, and is not read any more");
+        tracing::error!(%node, "object {object} {what}: it is corrupt, and is not read any more");
     }
     if let Err(error) = parts.store.set_aside(object) {
-        tracing::error!(%error, %object, "a damaged object can't be set aside");
+        tracing::error!(%error, %object, "a corrupt object can't be set aside");
     }
-    let damaged = vec![(object, what.to_owned())];
-    parts.reports.send(told(damaged));
+    let corrupt = vec![(object, what.to_owned())];
+    parts.reports.send(told(corrupt));
     Ok(())
 }
 
@@ -384,25 +386,25 @@ pub(crate) fn refuse(parts: &Parts, wrong: &[(ObjectId, String)]) {
     }
 }
 
-fn told(damaged: Vec<(ObjectId, String)>) -> Message {
-    let objects = damaged.into_iter().map(|(object, what)| v1::DamagedObject {
+fn told(corrupt: Vec<(ObjectId, String)>) -> Message {
+    let objects = corrupt.into_iter().map(|(object, what)| v1::CorruptObject {
         object: object.0,
         what,
     });
-    Message::Damaged(v1::DamagedObjects {
+    Message::Corrupt(v1::CorruptObjects {
         objects: objects.collect(),
     })
 }
 
-/// Returns the reports of all damaged objects, for a server that the node has just reached.
+/// Returns the reports of all corrupt objects, for a server that the node has just reached.
 ///
 /// # Errors
 /// If the database can't be read.
-pub(crate) fn all_damaged(db: &crate::db::Db) -> Result<Vec<Message>, DbError> {
+pub(crate) fn all_corrupt(db: &crate::db::Db) -> Result<Vec<Message>, DbError> {
     let mut messages = Vec::new();
     let mut last = None;
     loop {
-        let page = db.read(|db| records::damaged(db, last, TOLD_MAX))?;
+        let page = db.read(|db| records::corrupt(db, last, TOLD_MAX))?;
         let Some(&(object, _)) = page.last() else {
             return Ok(messages);
         };
@@ -411,24 +413,24 @@ pub(crate) fn all_damaged(db: &crate::db::Db) -> Result<Vec<Message>, DbError> {
     }
 }
 
-/// Returns the human-readable damage of an object that could not be opened. `None` if the node has no record of the object or can
+/// Returns the human-readable corruption of an object that could not be opened. `None` if the node has no record of the object or can
 /// open it. The bytes are not read.
 pub(crate) fn look(parts: &Parts, object: ObjectId) -> Option<String> {
     let sum = parts.db.read(|db| records::sum(db, object)).ok()??;
-    if sum.damage.is_some() {
-        return sum.damage;
+    if sum.corruption.is_some() {
+        return sum.corruption;
     }
-    let Err(Problem::Damage(what)) = opened(parts, object, &sum, false) else {
+    let Err(Problem::Corruption(what)) = opened(parts, object, &sum, false) else {
         return None;
     };
     if let Err(error) = set_aside(parts, object, &what) {
-        tracing::warn!(%error, %object, "that an object is damaged can't be kept yet");
+        tracing::warn!(%error, %object, "that an object is corrupt can't be kept yet");
     }
     Some(what)
 }
 
-/// Returns whether an object has this hash (BLAKE3), so that its copy can be verified. With another hash, either the object or the copy is
-/// damaged, so the function reads the object.
+/// Returns whether an object has this hash (BLAKE3), so that its replica can be verified. With another hash, either the object or the replica is
+/// corrupt, so the function reads the object.
 pub(crate) fn confirm(
     parts: &Parts,
     object: ObjectId,
@@ -445,7 +447,7 @@ pub(crate) fn confirm(
 /// Returns whether the stored hash of an object is this hash.
 pub(crate) fn has_hash(parts: &Parts, object: ObjectId, theirs: &Hash) -> Result<bool, DbError> {
     let sum = parts.db.read(|db| records::sum(db, object))?;
-    Ok(sum.is_some_and(|sum| sum.damage.is_none() && sum.hash == Some(*theirs)))
+    Ok(sum.is_some_and(|sum| sum.corruption.is_none() && sum.hash == Some(*theirs)))
 }
 
 /// Reads an object, compares it with its sealed content, and stores its hash. An external object that was never hashed is fetched for this.
@@ -456,7 +458,7 @@ pub(crate) fn compute(
 ) -> Result<Found, Trouble> {
     let mut pace = Pace::at_once(cancelled);
     let sum = parts.db.read(|db| records::sum(db, object))?;
-    let unread = sum.filter(|sum| sum.damage.is_none() && sum.hash.is_none());
+    let unread = sum.filter(|sum| sum.corruption.is_none() && sum.hash.is_none());
     if let Some(sum) = unread
         && matches!(parts.store.vouch(object), Some(Ok(())))
     {
@@ -465,8 +467,8 @@ pub(crate) fn compute(
         let (hash, length) = match read {
             Ok(hashed) => hashed,
             Err(Problem::Stopped) => return Ok(Found::Stopped),
-            // The damage is examined below, on the next call.
-            Err(Problem::Damage(why) | Problem::Unknown(why)) => {
+            // The corruption is examined below, on the next call.
+            Err(Problem::Corruption(why) | Problem::Unknown(why)) => {
                 return Err(Trouble::Read(object, why));
             }
         };
@@ -478,12 +480,12 @@ pub(crate) fn compute(
     check(parts, object, false, &mut pace)
 }
 
-/// Checks objects that are marked as damaged and whose file exists. Reasons: the node was killed before it set the file aside or after
+/// Checks objects that are marked as corrupt and whose file exists. Reasons: the node was killed before it set the file aside or after
 /// it recreated the object, or an administrator has restored the file.
 pub(crate) fn settle(parts: &Parts) -> Result<(), DbError> {
     let mut last = None;
     loop {
-        let page = parts.db.read(|db| records::damaged(db, last, TOLD_MAX))?;
+        let page = parts.db.read(|db| records::corrupt(db, last, TOLD_MAX))?;
         let Some(&(object, _)) = page.last() else {
             return Ok(());
         };
@@ -500,7 +502,7 @@ pub(crate) fn settle(parts: &Parts) -> Result<(), DbError> {
     }
 }
 
-/// Marks objects in memory as damaged that were lost when the host restarted.
+/// Marks objects in memory as corrupt that were lost when the host restarted.
 pub(crate) fn settle_memory(parts: &Parts) -> Result<(), DbError> {
     let lost = parts.db.read(records::in_memory)?;
     for object in lost {
@@ -522,7 +524,7 @@ pub(crate) fn verify(
     let mut outcome = failed(
         live.start,
         FailureKind::Cancelled,
-        "the label was given up".into(),
+        "the label was aborted".into(),
     );
     outcome.start = live.start;
     outcome.kernel_start = live.start;
@@ -530,12 +532,12 @@ pub(crate) fn verify(
     let mut pace = Pace::new(idle.then(|| (labels, parts.rate())), &cancelled);
     let mut ended = Ok(Vec::new());
     for &object in objects {
-        let damaged = match check(parts, object, true, &mut pace) {
+        let corrupt = match check(parts, object, true, &mut pace) {
             Ok(Found::Good(bytes)) => {
                 outcome.read_bytes = outcome.read_bytes.saturating_add(bytes);
                 continue;
             }
-            Ok(Found::Damaged(what)) => what,
+            Ok(Found::Corrupt(what)) => what,
             // The server knows whether the object should be on this node.
             Ok(Found::Unknown) if parts.store.stat(object).is_err() => MISSING.to_owned(),
             Ok(Found::Unknown) => continue,
@@ -549,9 +551,9 @@ pub(crate) fn verify(
                 break;
             }
         };
-        outcome.damaged.push(Damaged {
+        outcome.corrupt.push(Corrupt {
             object,
-            what: damaged,
+            what: corrupt,
         });
     }
     outcome.result = ended;
@@ -601,8 +603,8 @@ fn hash_some(parts: &Parts, pace: &mut Pace<'_>) -> Result<bool, Trouble> {
         match hashed(parts, object, &sum, false, pace) {
             Ok(hash) => hashes.extend(hash.map(|hash| (object, hash))),
             Err(Problem::Stopped) => break,
-            // A second check confirms the damage before it is reported.
-            Err(Problem::Damage(_)) => drop(check(parts, object, false, pace)?),
+            // A second check confirms the corruption before it is reported.
+            Err(Problem::Corruption(_)) => drop(check(parts, object, false, pace)?),
             Err(Problem::Unknown(why)) => return Err(Trouble::Read(object, why)),
         }
     }
@@ -622,13 +624,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lack_of_resources_is_not_damage() {
+    fn lack_of_resources_is_not_corruption() {
         let of = |errno| Problem::of(&std::io::Error::from_raw_os_error(errno));
         for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN] {
             assert!(matches!(of(errno), Problem::Unknown(_)), "{errno}");
         }
         for errno in [libc::EIO, libc::EACCES, libc::EISDIR, libc::ENOENT] {
-            assert!(matches!(of(errno), Problem::Damage(_)), "{errno}");
+            assert!(matches!(of(errno), Problem::Corruption(_)), "{errno}");
         }
         let taken = std::io::ErrorKind::ResourceBusy.into();
         assert!(matches!(Problem::of(&taken), Problem::Unknown(_)));

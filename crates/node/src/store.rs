@@ -149,8 +149,8 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// As for [`Store::open`].
     fn open_cold(&self, object: ObjectId) -> Result<Opened, StoreError>;
 
-    /// Sets a damaged object aside, or any file in its place. It no longer exists as an object. The file is kept until the object is
-    /// removed or until [`Store::forget_damaged`].
+    /// Sets a corrupt object aside, or any file in its place. It no longer exists as an object. The file is kept until the object is
+    /// removed or until [`Store::forget_corrupt`].
     ///
     /// # Errors
     /// [`StoreError::Device`].
@@ -160,13 +160,13 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// As for [`Store::open`].
-    fn open_damaged(&self, object: ObjectId) -> Result<Opened, StoreError>;
+    fn open_corrupt(&self, object: ObjectId) -> Result<Opened, StoreError>;
 
     /// Removes the file that was set aside for an object.
     ///
     /// # Errors
     /// [`StoreError::Device`].
-    fn forget_damaged(&self, object: ObjectId) -> Result<(), StoreError>;
+    fn forget_corrupt(&self, object: ObjectId) -> Result<(), StoreError>;
 
     /// Returns length and state of an object.
     ///

@@ -462,9 +462,9 @@ impl Running<'_> {
             match growing.end(|| self.live.control.is_cancelled()) {
                 Ok(Grown::Same) => {}
                 Ok(Grown::Changed) => again = true,
-                Ok(Grown::GivenUp) => return Err(runner::cancelled()),
+                Ok(Grown::Abandoned) => return Err(runner::cancelled()),
                 Err(StoreError::NotFound { .. }) => {
-                    return Err(lacks(input, "was given up before it was sealed"));
+                    return Err(lacks(input, "was aborted before it was sealed"));
                 }
                 Err(error) => return Err(store_failure(&error)),
             }
@@ -919,10 +919,10 @@ impl Running<'_> {
             return Ok(found);
         }
         if input.node == self.parts.node && self.parts.outside.is_none() {
-            // The server learns about the damage before this label ends, and sends the label to another node.
+            // The server learns about the corruption before this label ends, and sends the label to another node.
             let what = scrub::look(self.parts, input.object);
-            let damage = what.map_or_else(String::new, |what| format!(": there it {what}"));
-            let message = format!("is not on node {}{damage}", input.node);
+            let corruption = what.map_or_else(String::new, |what| format!(": there it {what}"));
+            let message = format!("is not on node {}{corruption}", input.node);
             return Err(lacks(input, &message));
         }
         let cancelled = || self.live.control.is_cancelled();
@@ -1003,9 +1003,9 @@ impl Running<'_> {
         self.outcome.kernel_start = self.outcome.start;
         let directory = private_directory(self.parts, self.id());
         let own = directory.with_extension("copy");
-        // A damaged local copy is recreated from another copy.
-        let anew = from.object == to.object && from.node != self.parts.node;
-        let local = self.local(from.object).filter(|_| !anew);
+        // A corrupt local replica is recreated from another replica.
+        let recreates = from.object == to.object && from.node != self.parts.node;
+        let local = self.local(from.object).filter(|_| !recreates);
         let local = local.map(|(path, _)| path);
         let pulled = local.is_none();
         let moved = match local {
@@ -1042,7 +1042,7 @@ impl Running<'_> {
             // The caller reports the error of the store.
             let _ = std::fs::remove_file(&own);
         })?;
-        // The source may be removed as soon as the outcome is reported, so the copy must be settled before.
+        // The source may be removed as soon as the outcome is reported, so the replica must be settled before.
         let named = Named {
             path: to.path.clone(),
             part: part.is_some(),
@@ -1069,7 +1069,7 @@ impl Running<'_> {
             hash: Some(hash),
             memory: false,
         });
-        scrub::forget_damaged(self.parts, to.object);
+        scrub::forget_corrupt(self.parts, to.object);
         Ok(vec![Sealed::file(to.object, size)])
     }
 
@@ -1091,7 +1091,7 @@ impl Running<'_> {
             return Ok(hash);
         }
         let message = format!(
-            "object {:016x} from node {}: the bytes differ from the sealed object: it is damaged there, or was damaged in transit",
+            "object {:016x} from node {}: the bytes differ from the sealed object: it is corrupt there, or was corrupted in transit",
             from.object.0, from.node
         );
         Err(failure(FailureKind::Input, message))
@@ -1331,7 +1331,7 @@ fn device_failure(path: &Path, error: &std::io::Error) -> Failure {
 
 fn pull_failure(error: &PullError, input: impl Fn(&PullError) -> Failure) -> Failure {
     match error {
-        PullError::Cancelled => failure(FailureKind::Cancelled, "the label was given up".into()),
+        PullError::Cancelled => failure(FailureKind::Cancelled, "the label was aborted".into()),
         PullError::Device { path, source } => device_failure(path, source),
         error => input(error),
     }

@@ -194,7 +194,7 @@ async fn killed_node_resumes_from_snapshot_and_objects() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn damaged_or_missing_snapshot_is_rebuilt_from_objects() {
+async fn corrupt_or_missing_snapshot_is_rebuilt_from_objects() {
     let directory = directory();
     let mut server = FakeServer::start().await;
     let snapshot = directory.path().join("flash");
@@ -208,8 +208,8 @@ async fn damaged_or_missing_snapshot_is_rebuilt_from_objects() {
     })
     .await;
     node.stop().await;
-    for damage in [true, false] {
-        if damage {
+    for corruption in [true, false] {
+        if corruption {
             let mut bytes = std::fs::read(&snapshot).unwrap();
             let middle = bytes.len() / 2;
             bytes[middle] ^= 1;
@@ -219,9 +219,15 @@ async fn damaged_or_missing_snapshot_is_rebuilt_from_objects() {
         }
         let node = Node::start(small(directory.path(), &server)).await.unwrap();
         let mut connection = server.welcomed().await;
-        let anew = model(&mut connection, |_| true).await;
-        assert_eq!((anew.host_bytes, anew.used_bytes), (MIB as u64, MIB as u64));
-        assert!(anew.since > full.since, "it says that it was begun anew");
+        let restarted = model(&mut connection, |_| true).await;
+        assert_eq!(
+            (restarted.host_bytes, restarted.used_bytes),
+            (MIB as u64, MIB as u64)
+        );
+        assert!(
+            restarted.since > full.since,
+            "it says that it was begun again"
+        );
         node.stop().await;
     }
 }

@@ -1,4 +1,4 @@
-//! Damaged objects: their detection, the refusal of reads, and their recreation.
+//! Corrupt objects: their detection, the refusal of reads, and their recreation.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -89,27 +89,27 @@ fn file(directory: &Path, object: u64) -> PathBuf {
 }
 
 fn aside(directory: &Path, object: u64) -> PathBuf {
-    directory.join("damaged").join(format!("{object:016x}"))
+    directory.join("corrupt").join(format!("{object:016x}"))
 }
 
-/// Returns the objects of the next report of damaged objects.
+/// Returns the objects of the next report of corrupt objects.
 async fn told(connection: &mut Connection) -> Vec<u64> {
     connection
         .find(|message| match message {
-            Message::Damaged(damaged) => {
-                Some(damaged.objects.iter().map(|one| one.object).collect())
+            Message::Corrupt(corrupt) => {
+                Some(corrupt.objects.iter().map(|one| one.object).collect())
             }
             _ => None,
         })
         .await
 }
 
-/// Compares objects. Returns the damaged ones.
+/// Compares objects. Returns the corrupt ones.
 async fn compare(connection: &mut Connection, id: u64, objects: &[u64]) -> Vec<u64> {
     connection.labels(&[verify(id, false, objects)]);
     let outcome = connection.finished(id).await;
     assert!(outcome.failure.is_none(), "{outcome:?}");
-    outcome.damaged.iter().map(|one| one.object).collect()
+    outcome.corrupt.iter().map(|one| one.object).collect()
 }
 
 async fn status_of(node: &Node, object: u64) -> u16 {
@@ -155,7 +155,7 @@ async fn sealed_object_is_hashed_soon_and_after_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn damaged_object_is_found_reported_and_never_read() {
+async fn corrupt_object_is_found_reported_and_never_read() {
     for spoil in SPOILS {
         let (directory, mut server, node, mut connection) = node_with(BYTES).await;
         for object in [5, 6] {
@@ -170,7 +170,7 @@ async fn damaged_object_is_found_reported_and_never_read() {
             (status_of(&node, 5).await, status_of(&node, 6).await),
             (410, 200)
         );
-        // A damaged object can be neither the input of a task nor the source of a copy.
+        // A corrupt object can be neither the input of a task nor the source of a replica.
         let task = program_label(12, "cat", &["in"]).input("in", 5, 1);
         connection.labels(&[task, copy_label(13, 5, 1, 50)]);
         for label in [12, 13] {
@@ -179,7 +179,7 @@ async fn damaged_object_is_found_reported_and_never_read() {
         }
         assert_eq!(compare(&mut connection, 14, &[5]).await, [5]);
         node.stop().await;
-        // The damage is reported again to the next server.
+        // The corruption is reported again to the next server.
         let node = Node::start(config(1, directory.path(), &server))
             .await
             .unwrap();
@@ -215,7 +215,7 @@ async fn scrub_compares_objects_of_any_length_to_last_byte() {
     for label in [1, 2] {
         connection.labels(&[verify(label, false, &objects)]);
         let outcome = connection.finished(label).await;
-        assert!(outcome.damaged.is_empty(), "{outcome:?}");
+        assert!(outcome.corrupt.is_empty(), "{outcome:?}");
         assert_eq!(outcome.read_bytes, LENGTHS.iter().sum::<usize>() as u64);
     }
     for (&object, length) in objects.iter().zip(LENGTHS).skip(1) {
@@ -238,18 +238,18 @@ async fn missing_object_is_reported_by_its_reader() {
     directory_instead(&file(directory.path(), 6));
     let task = program_label(12, "cat", &["in"]).input("in", 6, 1);
     connection.labels(&[task]);
-    // The damage is reported before the label ends, so that the server does not send the task to this node again.
+    // The corruption is reported before the label ends, so that the server does not send the task to this node again.
     assert_eq!(told(&mut connection).await, [6]);
     let outcome = connection.finished(12).await;
     assert_eq!(failure(&outcome).kind, "input");
-    // An object that never existed here is not damaged.
+    // An object that never existed here is not corrupt.
     assert_eq!(status_of(&node, 8).await, 404);
     assert_eq!(status_of(&node, 7).await, 200);
     node.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn damaged_bytes_are_readable_on_request() {
+async fn corrupt_bytes_are_readable_on_request() {
     let (directory, _server, node, mut connection) = node_with(BYTES).await;
     put(&node, 5, BYTES).await;
     assert_eq!(compare(&mut connection, 10, &[5]).await, [] as [u64; 0]);
@@ -258,7 +258,7 @@ async fn damaged_bytes_are_readable_on_request() {
     let mut bytes = Vec::new();
     let remote = remote(&node, 5, rights::READ);
     let objects = Objects::new(None);
-    let read = objects.read_damaged(&remote, |piece| {
+    let read = objects.read_corrupt(&remote, |piece| {
         bytes.extend_from_slice(&piece);
         Ok(())
     });
@@ -275,10 +275,10 @@ async fn damaged_bytes_are_readable_on_request() {
     node.stop().await;
 }
 
-/// The node was killed before a damaged object was set aside, or after the object was repaired and before the repair
+/// The node was killed before a corrupt object was set aside, or after the object was repaired and before the repair
 /// was recorded.
 #[tokio::test(flavor = "multi_thread")]
-async fn starting_node_checks_objects_marked_damaged() {
+async fn starting_node_checks_objects_marked_corrupt() {
     let (directory, mut server, node, mut connection) = node_with(BYTES).await;
     for object in [5, 6, 7] {
         put(&node, object, BYTES).await;
@@ -289,7 +289,7 @@ async fn starting_node_checks_objects_marked_damaged() {
     );
     node.stop().await;
     flip(&file(directory.path(), 5));
-    let marked = "UPDATE object SET damage = 'has another content' WHERE id IN (5, 6)";
+    let marked = "UPDATE object SET corruption = 'has another content' WHERE id IN (5, 6)";
     change(directory.path(), marked);
     let node = Node::start(config(1, directory.path(), &server))
         .await
@@ -321,11 +321,11 @@ async fn interrupted_scrub_compares_all_again() {
         .unwrap();
     let mut connection = server.welcomed().await;
     connection.abort(11);
-    // An object is removed while it waits for its comparison. The server decides whether the missing object is damaged.
+    // An object is removed while it waits for its comparison. The server decides whether the missing object is corrupt.
     connection.remove(&[1]).await;
     let outcome = connection.finished(12).await;
-    let damaged: Vec<u64> = outcome.damaged.iter().map(|one| one.object).collect();
-    assert!(damaged == [5] || damaged == [1, 5], "{outcome:?}");
+    let corrupt: Vec<u64> = outcome.corrupt.iter().map(|one| one.object).collect();
+    assert!(corrupt == [5] || corrupt == [1, 5], "{outcome:?}");
     node.stop().await;
 }
 
@@ -361,7 +361,7 @@ async fn two(in_place: bool) -> Two {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn damaged_copy_is_repaired_in_place_from_another() {
+async fn corrupt_replica_is_repaired_in_place_from_another() {
     for (in_place, spoil) in [true, false].into_iter().zip([flip as Spoil, remove]) {
         let mut two = two(in_place).await;
         for node in &two.nodes {
@@ -376,7 +376,7 @@ async fn damaged_copy_is_repaired_in_place_from_another() {
         assert_eq!(get(&two.nodes[1], 5).await, BYTES);
         assert!(!aside(two.directories[1].path(), 5).exists());
         assert_eq!(compare(connection, 13, &[5]).await, [] as [u64; 0]);
-        // The copy is a file of its own, with its recorded hash.
+        // The replica is a file of its own, with its recorded hash.
         let kept: Vec<u8> = row(
             two.directories[1].path(),
             "SELECT hash FROM object WHERE id = 5",
@@ -391,7 +391,7 @@ async fn damaged_copy_is_repaired_in_place_from_another() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn damaged_object_is_never_copied() {
+async fn corrupt_object_is_never_copied() {
     for in_place in [true, false] {
         let mut two = two(in_place).await;
         put(&two.nodes[0], 5, BYTES).await;

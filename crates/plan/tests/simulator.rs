@@ -262,7 +262,7 @@ proptest! {
         prop_assert_eq!(report.tasks.len(), workflow.tasks.len());
         // Every node connects, the job is submitted, every task starts once and ends once; some labels are returned before.
         let events = report.nodes.len() + 1 + 2 * workflow.tasks.len();
-        prop_assert_eq!(report.events.dispatcher, events as u64 + report.events.given_up);
+        prop_assert_eq!(report.events.dispatcher, events as u64 + report.events.abandoned);
         check_order(&workflow, &report)?;
         check_bounds(&platform, &workflow, &report)?;
         prop_assert_eq!(simulation.run().unwrap(), report);
@@ -367,7 +367,7 @@ fn full_device_takes_no_more_and_others_do() {
     let written: Vec<u64> = report.nodes.iter().map(|one| one.written_bytes).collect();
     assert!(written[0] <= 25 * MIB && written[1] > 0, "{written:?}");
     assert_eq!(written.iter().sum::<u64>(), 80 * MIB);
-    // A node with space only for a copy of the input.
+    // A node with space only for a replica of the input.
     platform.nodes[1].capacity = Some(35 * MIB);
     let error = run(&platform).unwrap_err().to_string();
     assert!(

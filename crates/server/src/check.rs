@@ -1,11 +1,11 @@
 //! Compares the namespace with the objects of nodes, in both directions: objects that no file uses, and files whose object is missing,
-//! has another length or is not sealed. With the request to mend, this module asks nodes to seal or set aside objects.
+//! has another length or is not sealed. With the request to repair, this module asks nodes to seal or set aside objects.
 //!
 //! All other work continues during the check, so each finding is checked a second time before it is reported.
 
 use crate::clock;
 use crate::cluster::Cluster;
-use crate::damage;
+use crate::corruption;
 use crate::names::holdings::{self, Held};
 use crate::names::parts;
 use crate::names::{Fault, SqliteNames, path_of};
@@ -96,10 +96,10 @@ impl Check {
     }
 
     async fn list(&self, node: u32, directory: u32) -> Result<Vec<Listed>, String> {
-        let away = || format!("node {node} is away");
+        let offline = || format!("node {node} is offline");
         let remote = Remote {
             node: NodeId(node),
-            url: self.cluster.url(node).ok_or_else(away)?.into(),
+            url: self.cluster.url(node).ok_or_else(offline)?.into(),
             object: ObjectId::STATUS,
             capability: self.names.shared().sign_for_listing(node),
         };
@@ -152,16 +152,16 @@ impl Run<'_> {
             again.retain(|object, _| first.contains_key(object));
             found.extend(again);
         }
-        let (mended, held_back) = if self.request.mend {
+        let (repaired, held_back) = if self.request.repair {
             let held_back = self.held_back(&found, self.checked.objects - before)?;
             let remove = self.request.remove && held_back.is_none();
-            (self.mend(node, &found, remove).await?, held_back)
+            (self.repair(node, &found, remove).await?, held_back)
         } else {
             (BTreeSet::new(), None)
         };
         for (object, suspicion) in found {
-            let mended = mended.contains(&object);
-            let mut finding = self.finding(node, object, suspicion, mended);
+            let repaired = repaired.contains(&object);
+            let mut finding = self.finding(node, object, suspicion, repaired);
             if let (Suspicion::Orphan(_), Some(why)) = (suspicion, held_back) {
                 finding.text = format!("{}; {why}", finding.text);
             }
@@ -226,7 +226,7 @@ impl Run<'_> {
     }
 
     /// Repairs as many faults as possible. Returns the repaired objects.
-    async fn mend(
+    async fn repair(
         &self,
         node: u32,
         found: &Suspicions,
@@ -243,7 +243,7 @@ impl Run<'_> {
             let at = clock::now_ns().saturating_add(KEPT_NS);
             holdings::remove_unknown(db, &shared, node, &orphans, at)
         });
-        let mut mended = removed.await.map_err(text)?;
+        let mut repaired = removed.await.map_err(text)?;
         let open: Vec<(u64, SealBody)> = found
             .iter()
             .filter_map(|(&object, suspicion)| match suspicion {
@@ -258,11 +258,11 @@ impl Run<'_> {
                 .seal_all(&self.check.objects, node, batch);
             for result in results.await? {
                 if result.status == 200 {
-                    mended.insert(result.object);
+                    repaired.insert(result.object);
                 }
             }
         }
-        Ok(mended)
+        Ok(repaired)
     }
 
     fn path(&self, held: &Held) -> Vec<u8> {
@@ -271,12 +271,12 @@ impl Run<'_> {
         path.ok().flatten().unwrap_or_default()
     }
 
-    /// Returns the damage of an object that a node has set aside.
-    fn damage(&self, object: u64, node: u32) -> Option<String> {
-        let of = |db: &rusqlite::Connection| damage::of(db, object);
-        let damaged = self.check.names.database().read(of).ok()?;
-        let mut damaged = damaged.into_iter();
-        damaged.find_map(|(on, what)| (on == node).then_some(what))
+    /// Returns the corruption of an object that a node has set aside.
+    fn corruption(&self, object: u64, node: u32) -> Option<String> {
+        let of = |db: &rusqlite::Connection| corruption::of(db, object);
+        let corrupt = self.check.names.database().read(of).ok()?;
+        let mut corrupt = corrupt.into_iter();
+        corrupt.find_map(|(on, what)| (on == node).then_some(what))
     }
 
     fn body(&self, object: u64, held: &Held) -> SealBody {
@@ -294,17 +294,17 @@ impl Run<'_> {
         }
     }
 
-    fn finding(&self, node: u32, object: u64, suspicion: Suspicion, mended: bool) -> v1::Finding {
+    fn finding(&self, node: u32, object: u64, suspicion: Suspicion, repaired: bool) -> v1::Finding {
         let (kind, held, size, text) = match suspicion {
             Suspicion::Orphan(size) => {
                 let mut text = "no name, version, job or writer knows it".to_owned();
-                if mended {
+                if repaired {
                     text += "; it is kept for a week, then removed";
                 }
                 ("orphan", None, size, text)
             }
-            Suspicion::Missing(held) => match self.damage(object, node) {
-                Some(what) => ("damaged", Some(held), 0, format!("it {what}")),
+            Suspicion::Missing(held) => match self.corruption(object, node) {
+                Some(what) => ("corrupt", Some(held), 0, format!("it {what}")),
                 None => ("missing", Some(held), 0, "it is not there".to_owned()),
             },
             Suspicion::Length(held, size) => {
@@ -323,7 +323,7 @@ impl Run<'_> {
             size,
             path: held.map_or_else(Vec::new, |held| self.path(&held)),
             text,
-            mended,
+            repaired,
         }
     }
 }

@@ -8,10 +8,10 @@ pub(crate) mod keeper;
 
 use crate::ca::Ca;
 use crate::clock;
-use crate::damage;
+use crate::corruption;
 use crate::elastic::{energy, store};
 use crate::jobs::Incoming;
-use crate::moves::Member;
+use crate::migrations::Member;
 use crate::names::burst::{self, Free};
 use crate::names::changes::Teller;
 use crate::names::commit::Database;
@@ -28,12 +28,12 @@ use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
 use tidemill_client::objects::Objects;
 use tidemill_core::burst::Limits;
-use tidemill_core::copies::Site;
 use tidemill_core::dispatch::{Demand, NodeLoad};
 use tidemill_core::elastic::Event as Sleep;
 use tidemill_core::id::NodeId;
 use tidemill_core::label::Owner;
 use tidemill_core::layout::Room;
+use tidemill_core::replicas::Site;
 use tidemill_wire::capability::{Attributes, rights};
 use tidemill_wire::condition::{self, Kind};
 use tidemill_wire::convert::BURST;
@@ -70,10 +70,10 @@ pub(crate) enum Report {
     Down { node: u32 },
     /// The node is suspended, not lost.
     Asleep { node: u32 },
-    /// Objects on the node are damaged.
-    Damaged {
+    /// Objects on the node are corrupt.
+    Corrupt {
         node: u32,
-        damaged: v1::DamagedObjects,
+        corrupt: v1::CorruptObjects,
     },
     /// The node was removed from the cluster.
     Removed { node: u32 },
@@ -107,7 +107,7 @@ struct Slot {
     connection: Option<Connection>,
     /// Start of the time without a connection. For a node that has not connected since the server started, this is the start of the
     /// server. The monotonic clock is used, so that changing the host's clock makes no node lost.
-    away_since: tokio::time::Instant,
+    offline_since: tokio::time::Instant,
     /// Number of the current connection, so that the end of an old connection is not taken for the end of the new one.
     epoch: u64,
     /// Whether the properties that the node reported at its connection are stored, as far as they must be stored before files are
@@ -179,7 +179,7 @@ impl Slot {
     fn trouble(&self) -> Option<String> {
         let id = self.status.node;
         if self.connection.is_none() {
-            return Some(format!("node {id} is away"));
+            return Some(format!("node {id} is offline"));
         }
         if self.hangs() {
             let silent_s = self.heard.elapsed().as_secs();
@@ -195,7 +195,7 @@ fn tell_bursts<'a>(shared: &Shared, known: impl IntoIterator<Item = &'a v1::Node
     let bursts = known.into_iter().filter(|one| one.tier == BURST);
     let bursts: BTreeSet<u32> = bursts.map(|one| one.node).collect();
     if !bursts.is_empty() {
-        // Versions with one wanted copy may have two.
+        // Versions with one wanted replica may have two.
         shared.leaving.set_moving();
     }
     shared.bursts.set(bursts);
@@ -211,19 +211,19 @@ impl Cluster {
         let slept = names.database().read(store::all)?;
         names.shared().sleepers.restore(slept);
         tell_bursts(names.shared(), &known);
-        let away = |status: v1::Node| {
+        let offline = |status: v1::Node| {
             let slot = Slot {
                 status,
                 heard: Instant::now(),
                 connection: None,
-                away_since: tokio::time::Instant::now(),
+                offline_since: tokio::time::Instant::now(),
                 epoch: 0,
                 remembered: true,
             };
             (slot.status.node, slot)
         };
         Ok(Self {
-            slots: Mutex::new(known.into_iter().map(away).collect()),
+            slots: Mutex::new(known.into_iter().map(offline).collect()),
             shared: names.shared().clone(),
             database: names.database().clone(),
             teller: names.teller().clone(),
@@ -257,12 +257,12 @@ impl Cluster {
 
     /// Gives nodes that an earlier run of the server knew the usual time to reconnect.
     pub(crate) fn expect_known(self: &Arc<Self>) {
-        let away: Vec<u32> = self.slots.lock().keys().copied().collect();
-        for node in away {
+        let offline: Vec<u32> = self.slots.lock().keys().copied().collect();
+        for node in offline {
             if self.shared.sleepers.sleeps(node) {
                 self.report(Report::Asleep { node });
             }
-            self.lose_if_away(node, 0);
+            self.lose_if_offline(node, 0);
         }
     }
 
@@ -311,7 +311,7 @@ impl Cluster {
             .map_or_else(|| Some(format!("node {node} is not known")), Slot::trouble)
     }
 
-    /// Returns the nodes that are up, as places for copies.
+    /// Returns the nodes that are up, as places for replicas.
     pub(crate) fn sites(&self) -> Vec<Site> {
         let slots = self.slots.lock();
         let up = slots.values().filter(|slot| slot.connection.is_some());
@@ -398,12 +398,12 @@ impl Cluster {
     }
 
     /// Returns the nodes that were offline for at least `longer_than`, without suspended nodes.
-    pub(crate) fn gone(&self, longer_than: Duration) -> BTreeSet<u32> {
+    pub(crate) fn offline_for(&self, longer_than: Duration) -> BTreeSet<u32> {
         let slots = self.slots.lock();
-        let away = slots.iter().filter(|(_, slot)| slot.connection.is_none());
-        let gone = away.filter(|(_, slot)| slot.away_since.elapsed() >= longer_than);
-        let gone = gone.filter(|(node, _)| !self.shared.sleepers.sleeps(**node));
-        gone.map(|(&node, _)| node).collect()
+        let offline = slots.iter().filter(|(_, slot)| slot.connection.is_none());
+        let offline = offline.filter(|(_, slot)| slot.offline_since.elapsed() >= longer_than);
+        let offline = offline.filter(|(node, _)| !self.shared.sleepers.sleeps(**node));
+        offline.map(|(&node, _)| node).collect()
     }
 
     /// Returns the nodes that are up.
@@ -433,8 +433,8 @@ impl Cluster {
         node: u32,
         objects: &[(u64, SealBody)],
     ) -> Result<Vec<SealResult>, String> {
-        let away = || format!("node {node} is away");
-        let url = self.url(node).ok_or_else(away)?.into();
+        let offline = || format!("node {node} is offline");
+        let url = self.url(node).ok_or_else(offline)?.into();
         let item = |(object, body): &(u64, SealBody)| {
             let attributes = Attributes {
                 inode: body.inode,
@@ -531,7 +531,7 @@ impl Cluster {
                     status: node.clone(),
                     heard: Instant::now(),
                     connection,
-                    away_since: tokio::time::Instant::now(),
+                    offline_since: tokio::time::Instant::now(),
                     epoch,
                     remembered: node.medium != MEMORY,
                 },
@@ -640,7 +640,7 @@ impl Cluster {
                 self.shared.sleepers.stays(node, stays.why);
                 self.refresh();
             }
-            From::Damaged(damaged) => self.report(Report::Damaged { node, damaged }),
+            From::Corrupt(corrupt) => self.report(Report::Corrupt { node, corrupt }),
             From::Noted(noted) => self.noted.on_noted(node, epoch, noted.change),
             From::Probed(probed) => {
                 if let Some(asker) = self.probes.lock().remove(&probed.request) {
@@ -707,20 +707,20 @@ impl Cluster {
                 return;
             };
             slot.connection = None;
-            slot.away_since = tokio::time::Instant::now();
+            slot.offline_since = tokio::time::Instant::now();
             slot.status.up = false;
             slot.status.trouble.clear();
             slot.status.conditions.clear();
         }
         self.shared.sleepers.on(node, Sleep::Left);
-        tracing::info!(node, "node is away");
+        tracing::info!(node, "node is offline");
         self.refresh();
         self.tell_peers();
-        self.lose_if_away(node, epoch);
+        self.lose_if_offline(node, epoch);
     }
 
     /// Declares a node lost unless it reconnects in time.
-    fn lose_if_away(self: &Arc<Self>, node: u32, epoch: u64) {
+    fn lose_if_offline(self: &Arc<Self>, node: u32, epoch: u64) {
         let cluster = self.clone();
         tokio::spawn(async move {
             tokio::time::sleep(cluster.node_timeout).await;
@@ -766,7 +766,7 @@ impl Cluster {
         let shared = self.shared.clone();
         let work = move |db: &rusqlite::Connection| {
             let (known, now) = (known(db, status.node)?, clock::now_ns());
-            let changes = damage::forgotten(db, &shared, (known.as_ref(), &status), now)?;
+            let changes = corruption::forgotten(db, &shared, (known.as_ref(), &status), now)?;
             burst::met(db, (known.as_ref(), &status), now)?;
             let row = rusqlite::params![status.node, status.encode_to_vec()];
             db.execute("INSERT OR REPLACE INTO node VALUES (?1, ?2)", row)?;

@@ -5,11 +5,11 @@ use crate::check::Check;
 use crate::clock;
 use crate::cluster::{Cluster, outbox};
 use crate::conditions::Conditions;
-use crate::copies;
 use crate::ends::Ends;
 use crate::names::burst;
 use crate::names::{Fault, SqliteNames};
 use crate::namespace_service::refused;
+use crate::replicas;
 use crate::rules::held::Held;
 use crate::rules::rounds;
 use crate::session::Sessions;
@@ -114,13 +114,13 @@ impl v1::cluster_server::Cluster for ClusterService {
             node.staged = Some(staged.map_err(|fault| refused(&fault))?);
         }
         let rooms = self.cluster.rooms();
-        let mut copies = self
+        let mut replicas = self
             .names
             .database()
-            .read(copies::health)
+            .read(replicas::health)
             .map_err(|fault| refused(&fault))?;
         if !peer.administrator {
-            copies.lost_paths.clear();
+            replicas.lost_paths.clear();
         }
         let conditions = self.conditions.clone();
         let conditions = tokio::task::spawn_blocking(move || conditions.now()).await;
@@ -139,7 +139,7 @@ impl v1::cluster_server::Cluster for ClusterService {
             mounts: self.sessions.mounts(),
             unsealed: self.ends.unsealed().map_err(|fault| refused(&fault))?,
             trouble: self.trouble(),
-            copies: Some(copies),
+            replicas: Some(replicas),
             spilled: self.cluster.spilled(),
             hooks_behind,
             maps_held,

@@ -4,12 +4,12 @@
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::cluster::conditions::Presence;
-use crate::copies;
 use crate::ends::{ABOUT_TO_BE_SEALED, Ends};
 use crate::health;
 use crate::jobs::driver::Signals;
 use crate::names::{Fault, SqliteNames};
 use crate::rebuild;
+use crate::replicas;
 use crate::rules::{self, rounds};
 use parking_lot::Mutex;
 use rusqlite::Connection;
@@ -86,7 +86,7 @@ impl Conditions {
         {
             found.push(kind.of(None, why.clone()));
         }
-        let given_up = database.read(|db| {
+        let failed_elements = database.read(|db| {
             self.add_files(db, &mut found)?;
             self.add_rules(db, &mut found)?;
             if let Some((at, true)) = rebuild::noted_at(db)?
@@ -95,13 +95,13 @@ impl Conditions {
                 let cause = "the database was rebuilt, and less was found than there was";
                 found.push(condition::REBUILT_INCOMPLETE.of(None, cause));
             }
-            Ok(copies::health(db)?.lost_nodes)
+            Ok(replicas::health(db)?.lost_nodes)
         })?;
-        found.extend(self.cluster.conditions(&given_up));
+        found.extend(self.cluster.conditions(&failed_elements));
         for one in self.ends.unsealed()? {
             if one.ended && one.why != ABOUT_TO_BE_SEALED {
                 let cause = format!(
-                    "{} versions of writers that are gone: {}",
+                    "{} versions of writers that are offline: {}",
                     one.versions, one.why
                 );
                 found.push(condition::FILES_UNSEALED.of(Some(one.node), cause));
@@ -111,7 +111,7 @@ impl Conditions {
         Ok(found)
     }
 
-    /// Adds the states of files and their copies.
+    /// Adds the states of files and their replicas.
     fn add_files(&self, db: &Connection, found: &mut Vec<v1::Condition>) -> Result<(), Fault> {
         let shared = self.names.shared();
         let unavailable = self.unavailable(db)?;
@@ -125,32 +125,32 @@ impl Conditions {
                 format!("{lost} files were only on nodes that were taken out of the cluster");
             found.push(condition::DATA_LOST.of(None, cause));
         }
-        let few = copies::health(db)?;
-        if few.short + few.damaged == 0 {
+        let few = replicas::health(db)?;
+        if few.short + few.corrupt == 0 {
             return Ok(());
         }
         let counts = health::counted(db, clock::now_ns())?;
         if counts.hopeless > 0 {
             let cause = format!(
-                "{} files are damaged and have no other copy",
+                "{} files are corrupt and have no other replica",
                 counts.hopeless
             );
             found.push(condition::DATA_LOST.of(None, cause));
         }
-        if counts.damaged > counts.hopeless {
-            let cause = format!("{} copies are damaged", counts.damaged);
-            found.push(condition::FILES_DAMAGED.of(None, cause));
+        if counts.corrupt > counts.hopeless {
+            let cause = format!("{} replicas are corrupt", counts.corrupt);
+            found.push(condition::FILES_CORRUPT.of(None, cause));
         }
-        let stuck = counts.resting >= counts.short && counts.mending == 0;
+        let stuck = counts.resting >= counts.short && counts.repairing == 0;
         if counts.short > 0 && stuck {
             let cause = format!(
-                "{} files lack copies, and no other node that is up has space",
+                "{} files lack replicas, and no other node that is up has space",
                 counts.short
             );
-            found.push(condition::COPIES_NO_ROOM.of(None, cause));
+            found.push(condition::REPLICAS_NO_ROOM.of(None, cause));
         } else if counts.short > 0 {
-            let cause = format!("{} files have fewer copies than wanted", counts.short);
-            found.push(condition::COPIES_MISSING.of(None, cause));
+            let cause = format!("{} files have fewer replicas than wanted", counts.short);
+            found.push(condition::REPLICAS_MISSING.of(None, cause));
         }
         Ok(())
     }
@@ -281,18 +281,18 @@ mod tests {
     #[test]
     fn lasting_state_is_logged_once() {
         let mut log = Log::default();
-        let away = [condition::NODE_AWAY.of(Some(1), "it has had no connection for 3 s")];
-        log.on_look(&away);
+        let offline = [condition::NODE_OFFLINE.of(Some(1), "it has had no connection for 3 s")];
+        log.on_look(&offline);
         log.on_look(&[]);
-        log.on_look(&away);
-        log.on_look(&away);
+        log.on_look(&offline);
+        log.on_look(&offline);
         assert!(logged(&log).is_empty(), "{log:?}");
-        let later = [condition::NODE_AWAY.of(Some(1), "it has had no connection for 9 s")];
+        let later = [condition::NODE_OFFLINE.of(Some(1), "it has had no connection for 9 s")];
         log.on_look(&later);
-        assert_eq!(logged(&log), ["node-away"]);
+        assert_eq!(logged(&log), ["node-offline"]);
         log.on_look(&[]);
         log.on_look(&later);
-        assert_eq!(log.known[&("node-away".into(), Some(1))].looks, 0);
+        assert_eq!(log.known[&("node-offline".into(), Some(1))].looks, 0);
         for _ in 0..LOOKS {
             log.on_look(&[]);
         }

@@ -114,7 +114,7 @@ impl Ends {
             |writer: &Unsealed| writer.session == 0 && now - writer.oldest > SILENCE_NS_MAX;
         // While the server was down, no client could report that it still writes.
         if now - self.started > SILENCE_NS_MAX && unsealed.iter().any(silent) {
-            self.names.give_up_silent().await?;
+            self.names.abandon_silent().await?;
         }
         let mut lost: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
         for writer in &unsealed {
@@ -126,7 +126,7 @@ impl Ends {
         let writes = |session| unsealed.iter().any(|writer| writer.session == session);
         for session in self.locks.mounts() {
             if self.sessions.has_ended(session) && !writes(session) {
-                self.locks.give_up(session).await?;
+                self.locks.abandon(session).await?;
             }
         }
         self.sessions
@@ -157,7 +157,7 @@ impl Ends {
             (trial.epoch, trial.pause, trial.next) = (epoch, PAUSE_MIN, now);
         }
         if epoch.is_none() {
-            trial.fails(node, format!("node {node} is away"));
+            trial.fails(node, format!("node {node} is offline"));
             return;
         }
         if trial.busy || now < trial.next {
@@ -234,7 +234,7 @@ impl Ends {
                 tracing::info!(%path, object, size = result.size, "a version that a lost mount was writing is sealed")
             }
             _ => {
-                tracing::info!(%path, object, "a version that a lost mount had not begun to write is given up")
+                tracing::info!(%path, object, "a version that a lost mount had not begun to write is aborted")
             }
         }
         let request = Request {
@@ -266,7 +266,7 @@ impl Ends {
                 (None, None) if ended => ABOUT_TO_BE_SEALED.into(),
                 (None, None) if session == 0 => "being written by a client".into(),
                 (None, None) if self.sessions.is_present(session) => "being written".into(),
-                (None, None) => "its mount is away".into(),
+                (None, None) => "its mount is offline".into(),
             };
             v1::Unsealed {
                 node,

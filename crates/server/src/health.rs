@@ -1,4 +1,4 @@
-//! gRPC service of health: the files that are unavailable or lack copies, the repairs in progress, and scrubs.
+//! gRPC service of health: the files that are unavailable or lack replicas, the repairs in progress, and scrubs.
 
 use crate::access::Access;
 use crate::clock;
@@ -6,9 +6,9 @@ use crate::cluster::Cluster;
 use crate::cluster::conditions::Presence;
 use crate::names::burst::sum_of;
 use crate::names::commit::Database;
-use crate::names::copies::{COMING, CURRENT};
 use crate::names::holdings::objects_below;
 use crate::names::parts;
+use crate::names::replicas::{COMING, CURRENT};
 use crate::names::shared::Shared;
 use crate::names::vnode::NO_NODE;
 use crate::names::{Fault, SqliteNames};
@@ -18,7 +18,7 @@ use crate::scrub;
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use tidemill_core::copies::COPIES_MAX;
+use tidemill_core::replicas::REPLICAS_MAX;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 
@@ -113,7 +113,7 @@ impl v1::health_server::Health for HealthService {
         let up: BTreeSet<u32> = self.cluster.up().into_iter().collect();
         Ok(Response::new(v1::ScrubReply {
             request: asked.map_err(|fault| refused(&fault))?,
-            away: reading.difference(&up).copied().collect(),
+            offline: reading.difference(&up).copied().collect(),
             nodes: reading.into_iter().collect(),
             objects,
         }))
@@ -128,7 +128,7 @@ impl v1::health_server::Health for HealthService {
         let look = |db: &Connection| {
             Ok(v1::ScrubsReply {
                 scrubs: scrub::list(db, Some(request))?,
-                damaged: damaged(db, 0, FEW)?,
+                corrupt: corrupt(db, 0, FEW)?,
             })
         };
         let reply = self.database().read(look);
@@ -136,11 +136,11 @@ impl v1::health_server::Health for HealthService {
     }
 }
 
-/// Returns the objects of the files at and below a path, by the nodes that have them, damaged or not.
+/// Returns the objects of the files at and below a path, by the nodes that have them, corrupt or not.
 fn lists(db: &Connection, shared: &Shared, path: &[u8]) -> Result<BTreeMap<u32, Vec<u64>>, Fault> {
     let mut lists: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
     let sql = "SELECT node FROM held WHERE object = ?1 \
-               UNION SELECT node FROM copy WHERE object = ?1 AND state = ?2";
+               UNION SELECT node FROM replica WHERE object = ?1 AND state = ?2";
     let mut holders = db.prepare_cached(sql)?;
     let mut objects = Vec::new();
     for object in objects_below(db, shared, path)? {
@@ -174,7 +174,7 @@ fn show(
     reply.lost_nodes = nodes.collect::<Result<_, _>>()?;
     let lists: [(&str, &List<'_>); 3] = [
         ("lost", &|after, limit| lost(db, known, after, limit)),
-        ("damaged", &|after, limit| damaged(db, after, limit)),
+        ("corrupt", &|after, limit| corrupt(db, after, limit)),
         ("short", &|after, limit| short(db, after, limit)),
     ];
     for (kind, list) in lists {
@@ -191,19 +191,19 @@ fn show(
 
 type List<'a> = dyn Fn(u64, u32) -> Result<Vec<v1::Ailing>, Fault> + 'a;
 
-/// Returns an SQL condition for versions with bytes that have an undamaged copy, but none on these nodes.
+/// Returns an SQL condition for versions with bytes that have an intact replica, but none on these nodes.
 fn nowhere(present: &[u32]) -> String {
     let present = listed(present);
-    let undamaged = |place: &str| {
+    let intact = |place: &str| {
         format!(
-            "NOT EXISTS (SELECT 1 FROM damage WHERE damage.object = held.object AND damage.node = {place})"
+            "NOT EXISTS (SELECT 1 FROM corruption WHERE corruption.object = held.object AND corruption.node = {place})"
         )
     };
-    let (first, other) = (undamaged("held.node"), undamaged("copy.node"));
+    let (first, other) = (intact("held.node"), intact("replica.node"));
     let somewhere = |within: &str| {
         format!(
-            "(held.node {within} ({present}) AND {first} OR EXISTS (SELECT 1 FROM copy WHERE copy.object = held.object \
-             AND state = {CURRENT} AND copy.node {within} ({present}) AND {other}))"
+            "(held.node {within} ({present}) AND {first} OR EXISTS (SELECT 1 FROM replica WHERE replica.object = held.object \
+             AND state = {CURRENT} AND replica.node {within} ({present}) AND {other}))"
         )
     };
     format!(
@@ -219,7 +219,7 @@ fn listed<'a>(nodes: impl IntoIterator<Item = &'a u32>) -> String {
     nodes.join(",")
 }
 
-/// Returns an SQL condition for versions that were only on removed nodes (`moves::remove` has put them on the list).
+/// Returns an SQL condition for versions that were only on removed nodes (`migrations::remove` has put them on the list).
 fn gone(removed: &BTreeSet<u32>) -> String {
     format!(
         "(held.node IN ({}) AND EXISTS (SELECT 1 FROM short WHERE short.object = held.object AND has = 0))",
@@ -234,7 +234,7 @@ pub(crate) fn unavailable(
     presence: &Presence,
     removed: &BTreeSet<u32>,
 ) -> Result<u64, Fault> {
-    if !may_be_away(db, presence)? {
+    if !may_be_offline(db, presence)? {
         return Ok(0);
     }
     let mut reached = presence.present.clone();
@@ -248,8 +248,8 @@ pub(crate) fn unavailable(
 }
 
 /// A rebuilt database does not know the nodes that were not given to the rebuild.
-fn may_be_away(db: &Connection, presence: &Presence) -> Result<bool, Fault> {
-    Ok(presence.any_away || rebuild::noted_at(db)?.is_some())
+fn may_be_offline(db: &Connection, presence: &Presence) -> Result<bool, Fault> {
+    Ok(presence.any_offline || rebuild::noted_at(db)?.is_some())
 }
 
 /// Returns the number of files that were only on removed nodes.
@@ -266,11 +266,11 @@ pub(crate) fn lost_for_good(db: &Connection, removed: &BTreeSet<u32>) -> Result<
     Ok(count.cast_unsigned())
 }
 
-/// SQL expression for the number of undamaged copies of a version, without copies that are being created.
-const GOOD: &str = "((SELECT count(*) FROM copy WHERE copy.object = held.object AND state = 1) + 1 \
-     - (SELECT count(*) FROM damage WHERE damage.object = held.object))";
+/// SQL expression for the number of intact replicas of a version, without replicas that are being created.
+const GOOD: &str = "((SELECT count(*) FROM replica WHERE replica.object = held.object AND state = 1) + 1 \
+     - (SELECT count(*) FROM corruption WHERE corruption.object = held.object))";
 
-/// Returns the numbers of missing and damaged copies, and of repairs.
+/// Returns the numbers of missing and corrupt replicas, and of repairs.
 pub(crate) fn counted(db: &Connection, now: i64) -> Result<v1::HealthReply, Fault> {
     let count = |sql: &str| -> Result<u64, Fault> {
         let mut statement = db.prepare_cached(sql)?;
@@ -279,22 +279,22 @@ pub(crate) fn counted(db: &Connection, now: i64) -> Result<v1::HealthReply, Faul
     };
     Ok(v1::HealthReply {
         short: count(&format!(
-            "SELECT count(*) FROM short JOIN held USING (object) WHERE removed = 0 AND copies > 1 AND has < {COPIES_MAX}"
+            "SELECT count(*) FROM short JOIN held USING (object) WHERE removed = 0 AND replicas > 1 AND has < {REPLICAS_MAX}"
         ))?,
         resting: count(&format!(
-            "SELECT count(*) FROM short JOIN held USING (object) WHERE removed = 0 AND copies > 1 AND has < {COPIES_MAX} \
-             AND at > {now} AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = short.object AND state = {COMING})"
+            "SELECT count(*) FROM short JOIN held USING (object) WHERE removed = 0 AND replicas > 1 AND has < {REPLICAS_MAX} \
+             AND at > {now} AND NOT EXISTS (SELECT 1 FROM replica WHERE replica.object = short.object AND state = {COMING})"
         ))?,
-        damaged: count("SELECT count(*) FROM damage")?,
+        corrupt: count("SELECT count(*) FROM corruption")?,
         hopeless: count(&format!(
-            "SELECT count(*) FROM held WHERE object IN (SELECT object FROM damage) AND {GOOD} < 1"
+            "SELECT count(*) FROM held WHERE object IN (SELECT object FROM corruption) AND {GOOD} < 1"
         ))?,
-        mending: count(&format!(
-            "SELECT (SELECT count(*) FROM copy WHERE state = {COMING}) + (SELECT count(*) FROM damage WHERE mending = 1)"
+        repairing: count(&format!(
+            "SELECT (SELECT count(*) FROM replica WHERE state = {COMING}) + (SELECT count(*) FROM corruption WHERE repairing = 1)"
         ))?,
         bytes_left: count(&format!(
-            "SELECT {} FROM short JOIN held USING (object) WHERE removed = 0 AND has < {COPIES_MAX}",
-            sum_of(&format!("size * max(copies - max({GOOD}, 0), 0)"))
+            "SELECT {} FROM short JOIN held USING (object) WHERE removed = 0 AND has < {REPLICAS_MAX}",
+            sum_of(&format!("size * max(replicas - max({GOOD}, 0), 0)"))
         ))?,
         ..v1::HealthReply::default()
     })
@@ -320,21 +320,21 @@ fn ailing(
                 .filter_map(|one| one.parse().ok())
                 .collect(),
             what: row.get(4)?,
-            mending: row.get(5)?,
+            repairing: row.get(5)?,
         })
     })?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
 /// SQL expression for all nodes that have or once stored a version.
-const HOLDERS: &str = "(held.node || coalesce((SELECT ',' || group_concat(node) FROM copy \
-     WHERE copy.object = held.object), ''))";
+const HOLDERS: &str = "(held.node || coalesce((SELECT ',' || group_concat(node) FROM replica \
+     WHERE replica.object = held.object), ''))";
 
 fn lost(db: &Connection, known: &Known, after: u64, limit: u32) -> Result<Vec<v1::Ailing>, Fault> {
     let gone = gone(&known.removed);
     let mut reached = known.presence.present.clone();
     reached.extend(&known.removed);
-    let lost = match may_be_away(db, &known.presence)? {
+    let lost = match may_be_offline(db, &known.presence)? {
         true => format!("({} OR {gone})", nowhere(&reached)),
         false if known.removed.is_empty() => return Ok(Vec::new()),
         false => gone.clone(),
@@ -347,22 +347,22 @@ fn lost(db: &Connection, known: &Known, after: u64, limit: u32) -> Result<Vec<v1
     ailing(db, "lost", &sql, after, limit)
 }
 
-fn damaged(db: &Connection, after: u64, limit: u32) -> Result<Vec<v1::Ailing>, Fault> {
+fn corrupt(db: &Connection, after: u64, limit: u32) -> Result<Vec<v1::Ailing>, Fault> {
     let sql = format!(
-        "SELECT held.object, path, size, group_concat(damage.node), \
-         what || iif({GOOD} < 1, ', and there is no other copy', ''), max(mending) \
-         FROM damage CROSS JOIN held ON held.object = damage.object WHERE damage.object > ?1 \
-         GROUP BY damage.object ORDER BY damage.object LIMIT ?2"
+        "SELECT held.object, path, size, group_concat(corruption.node), \
+         what || iif({GOOD} < 1, ', and there is no other replica', ''), max(repairing) \
+         FROM corruption CROSS JOIN held ON held.object = corruption.object WHERE corruption.object > ?1 \
+         GROUP BY corruption.object ORDER BY corruption.object LIMIT ?2"
     );
-    ailing(db, "damaged", &sql, after, limit)
+    ailing(db, "corrupt", &sql, after, limit)
 }
 
 fn short(db: &Connection, after: u64, limit: u32) -> Result<Vec<v1::Ailing>, Fault> {
     let sql = format!(
-        "SELECT short.object, path, size, {HOLDERS}, 'it has ' || max({GOOD}, 0) || ' of ' || copies || ' copies', \
-         EXISTS (SELECT 1 FROM copy WHERE copy.object = short.object AND state = {COMING}) \
+        "SELECT short.object, path, size, {HOLDERS}, 'it has ' || max({GOOD}, 0) || ' of ' || replicas || ' replicas', \
+         EXISTS (SELECT 1 FROM replica WHERE replica.object = short.object AND state = {COMING}) \
          FROM short CROSS JOIN held ON held.object = short.object \
-         WHERE short.object > ?1 AND removed = 0 AND copies > 1 AND has < {COPIES_MAX} ORDER BY short.object LIMIT ?2"
+         WHERE short.object > ?1 AND removed = 0 AND replicas > 1 AND has < {REPLICAS_MAX} ORDER BY short.object LIMIT ?2"
     );
     ailing(db, "short", &sql, after, limit)
 }

@@ -245,7 +245,7 @@ impl Locks {
     }
 
     /// Frees the locks of a lost mount, after all its open files were sealed or abandoned.
-    pub(crate) async fn give_up(&self, session: u64) -> Result<(), Fault> {
+    pub(crate) async fn abandon(&self, session: u64) -> Result<(), Fault> {
         let mut out = Vec::new();
         {
             let mut arbiter = self.0.arbiter.lock();

@@ -32,7 +32,7 @@ pub(crate) fn refused(fault: &Fault) -> Status {
     match fault {
         _ if fault.is_full() => Status::resource_exhausted(fault.to_string()),
         Fault::Malformed(_) => Status::invalid_argument(fault.to_string()),
-        Fault::Damaged(_) => Status::data_loss(fault.to_string()),
+        Fault::Corrupt(_) => Status::data_loss(fault.to_string()),
         Fault::TooMuch => Status::resource_exhausted(fault.to_string()),
         Fault::Closed => Status::unavailable(fault.to_string()),
         Fault::NotFound(_) | Fault::Misspelt(..) => Status::not_found(fault.to_string()),

@@ -11,7 +11,7 @@ use crate::names::leaving::Leaving;
 use crate::names::parts;
 use crate::names::shared::Shared;
 use crate::names::vnode::NO_NODE;
-use crate::{clock, copies, damage, names::Fault};
+use crate::{clock, corruption, names::Fault, replicas};
 use rusqlite::{Connection, params};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -102,7 +102,7 @@ impl Garbage {
             let free = page
                 .into_iter()
                 .filter(|&(object, elsewhere)| match elsewhere {
-                    true => !self.shared.copy_held(object.0, node),
+                    true => !self.shared.replica_held(object.0, node),
                     false => !self.shared.object_held(object.0),
                 });
             let free: Vec<ObjectId> = free.map(|(object, _)| object).collect();
@@ -170,7 +170,7 @@ pub(crate) fn ended(
     };
     let gone = list(failed.unwrap_or(objects));
     for sql in [
-        "DELETE FROM damage WHERE node = ?1 AND object IN (SELECT value FROM json_each(?2)) \
+        "DELETE FROM corruption WHERE node = ?1 AND object IN (SELECT value FROM json_each(?2)) \
          AND object IN (SELECT object FROM removal WHERE removal.node = ?1)",
         "DELETE FROM removal WHERE node = ?1 AND object IN (SELECT value FROM json_each(?2))",
     ] {
@@ -182,10 +182,10 @@ pub(crate) fn ended(
         let again = now + AGAIN_NS - REST_NS;
         db.prepare_cached(sql)?
             .execute(params![node.0, list(objects), again])?;
-        // A report in the meantime may have made this copy the last undamaged one.
-        if damage::any(db)? {
+        // A report in the meantime may have made this replica the last intact one.
+        if corruption::any(db)? {
             for object in objects {
-                copies::reprieve(db, object.0, (leaving, now))?;
+                replicas::reprieve(db, object.0, (leaving, now))?;
             }
         }
     }

@@ -7,18 +7,18 @@
 
 use crate::clock;
 use crate::cluster::Cluster;
-use crate::damage;
+use crate::corruption;
 use crate::jobs::Incoming;
 use crate::names::Fault;
 use crate::names::commit::Database;
-use crate::names::copies::CURRENT;
+use crate::names::replicas::CURRENT;
 use crate::names::shared::Shared;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_core::label::{Damaged, Operation};
+use tidemill_core::label::{Corrupt, Operation};
 use tidemill_wire::v1;
 
 /// Interval in which work is looked for.
@@ -73,8 +73,8 @@ impl Open {
              WHERE scrub = ?1 AND verify.object > ?2 ORDER BY verify.object LIMIT ?3"
         } else {
             "SELECT object, size FROM held WHERE node = ?1 AND removed = 0 AND object > ?2 \
-             UNION SELECT copy.object, size FROM copy CROSS JOIN held ON held.object = copy.object \
-             WHERE copy.node = ?1 AND copy.object > ?2 AND state = ?4 ORDER BY 1 LIMIT ?3"
+             UNION SELECT replica.object, size FROM replica CROSS JOIN held ON held.object = replica.object \
+             WHERE replica.node = ?1 AND replica.object > ?2 AND state = ?4 ORDER BY 1 LIMIT ?3"
         };
         let key = if self.listed {
             self.id
@@ -116,10 +116,10 @@ pub(crate) fn labelled(db: &Connection, scrub: u64, last: Option<ObjectId>) -> R
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Read {
     pub(crate) bytes: u64,
-    pub(crate) damaged: Vec<Damaged>,
+    pub(crate) corrupt: Vec<Corrupt>,
 }
 
-/// Records the end of a label. If it has failed, only its damaged objects are known.
+/// Records the end of a label. If it has failed, only its corrupt objects are known.
 pub(crate) fn ended(
     db: &Connection,
     shared: &Shared,
@@ -128,19 +128,19 @@ pub(crate) fn ended(
     (read, well): (&Read, bool),
     now: i64,
 ) -> Result<(), Fault> {
-    let damaged = damage::found(db, shared, node, &read.damaged, now)?;
+    let corrupt = corruption::found(db, shared, node, &read.corrupt, now)?;
     let mut count = 0;
     if well {
-        damage::verified(db, node, objects, &read.damaged, now)?;
+        corruption::verified(db, node, objects, &read.corrupt, now)?;
         count = objects.len();
     }
     let sql = "UPDATE scrub SET labels = max(labels - 1, 0), objects = objects + ?2, bytes = bytes + ?3, \
-               damaged = damaged + ?4 WHERE scrub = ?1";
+               corrupt = corrupt + ?4 WHERE scrub = ?1";
     db.prepare_cached(sql)?.execute(params![
         scrub.cast_signed(),
         i64::try_from(count).unwrap_or(i64::MAX),
         read.bytes.cast_signed(),
-        damaged.cast_signed(),
+        corrupt.cast_signed(),
     ])?;
     Ok(())
 }
@@ -228,7 +228,7 @@ pub(crate) async fn ask_for(
 
 /// Returns the progress of scrubs: those of a request, or for all nodes the last complete one and those in progress.
 pub(crate) fn list(db: &Connection, request: Option<u64>) -> Result<Vec<v1::NodeScrub>, Fault> {
-    let sql = "SELECT node, begun, ended, objects, bytes, damaged, idle, \
+    let sql = "SELECT node, begun, ended, objects, bytes, corrupt, idle, \
                iif(listed, 0, after), (SELECT next FROM counter WHERE name = 'object'), request FROM scrub \
                WHERE iif(?1 IS NULL, listed = 0, request = ?1) ORDER BY node, scrub";
     let mut statement = db.prepare_cached(sql)?;
@@ -243,7 +243,7 @@ pub(crate) fn list(db: &Connection, request: Option<u64>) -> Result<Vec<v1::Node
             ended: row.get::<_, i64>(2)?.max(0),
             objects: number(row, 3)?,
             bytes: number(row, 4)?,
-            damaged: number(row, 5)?,
+            corrupt: number(row, 5)?,
             idle: row.get(6)?,
             done_milli: u32::try_from(milli.min(1000)).unwrap_or(1000),
             request: number(row, 9)?,

@@ -17,15 +17,15 @@ use crate::find::FindService;
 use crate::gate::Gates;
 use crate::health::HealthService;
 use crate::jobs::Incoming;
-use crate::jobs::driver::{Driver, Mending, Signals};
+use crate::jobs::driver::{Driver, Repairing, Signals};
 use crate::jobs::service::JobService;
 use crate::jobs::{expiry, finished};
 use crate::limits::Limits;
 use crate::lineage::LineageService;
 use crate::local_names::LocalNames;
 use crate::locks::Locks;
-use crate::mover::{Mover, PlaceService};
-use crate::moves::promises;
+use crate::migrations::promises;
+use crate::migrator::{Migrator, PlaceService};
 use crate::names::changes::Teller;
 use crate::names::{Fault, OpenError, SqliteNames, lent};
 use crate::namespace_service::NamespaceService;
@@ -41,7 +41,7 @@ use crate::rules::service::RuleService;
 use crate::session::Sessions;
 use crate::token_service::TokenService;
 use crate::tokens::{Tokens, TokensError};
-use crate::{clock, copies, names, notes, scrub};
+use crate::{clock, names, notes, replicas, scrub};
 use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -57,7 +57,7 @@ use tidemill_client::objects::Objects;
 use tidemill_client::tls::{self, Identity, Listener, Problem, Stream};
 use tidemill_client::turns::Turns;
 use tidemill_core::burst;
-use tidemill_core::copies::Wanted;
+use tidemill_core::replicas::Wanted;
 use tidemill_wire::MESSAGE_BYTES_MAX;
 use tidemill_wire::local::Short;
 use tidemill_wire::v1::arrivals_server::ArrivalsServer;
@@ -86,7 +86,7 @@ const COALESCE: Duration = Duration::from_millis(5);
 /// Time limit for the process that holds the directory to end.
 const ENDING: Duration = Duration::from_secs(1);
 
-/// Default rate of copying between nodes for repairs and moves, in bytes per second: twice the rate of a link of 1 Gbit/s.
+/// Default rate of copying between nodes for repairs and migrations, in bytes per second: twice the rate of a link of 1 Gbit/s.
 pub const MOVE_BYTES_PER_SEC: u64 = 250_000_000;
 
 /// Settings of a server.
@@ -112,13 +112,13 @@ pub struct Config {
     pub keep_jobs: Option<Duration>,
     /// Assumed rate at which nodes pull from each other if they report none, in bytes per second.
     pub link_bytes_per_sec: u64,
-    /// Wanted number of copies of versions for which no directory sets a number.
-    pub copies: Wanted,
-    /// Time for which a node may be offline before its copies are recreated on other nodes.
+    /// Wanted number of replicas of versions for which no directory sets a number.
+    pub replicas: Wanted,
+    /// Time for which a node may be offline before its replicas are recreated on other nodes.
     pub repair_after: Duration,
     /// Interval in which all objects of each node are read and compared with their hashes; `None`: only on request.
     pub scrub_every: Option<Duration>,
-    /// Rate limit of recreated copies and of moves in the whole cluster, in bytes per second; 0 for no limit.
+    /// Rate limit of recreated replicas and of migrations in the whole cluster, in bytes per second; 0 for no limit.
     pub move_bytes_per_sec: u64,
     /// Place where labels wait for their nodes.
     pub queue: Place,
@@ -149,7 +149,7 @@ impl Config {
             mount_timeout: Duration::from_secs(10),
             keep_jobs: None,
             link_bytes_per_sec: 125_000_000,
-            copies: Wanted::ONE,
+            replicas: Wanted::ONE,
             repair_after: Duration::from_secs(600),
             scrub_every: Some(SCRUB_EVERY_DEFAULT),
             move_bytes_per_sec: MOVE_BYTES_PER_SEC,
@@ -305,7 +305,7 @@ impl Server {
             sessions,
             ends: ends.clone(),
             check: Check::new(names.clone(), cluster.clone(), &trust),
-            mover: Mover::new(&names, &cluster, &driver, signals.running.clone()),
+            migrator: Migrator::new(&names, &cluster, &driver, signals.running.clone()),
             manager: manager.clone(),
         };
         let routes = parts.routes(hosts(&config), config.default_policy);
@@ -421,7 +421,7 @@ fn start_local(
 /// Settings by which the driver decides, and the place where it puts labels.
 struct Decides {
     policy: String,
-    mending: Mending,
+    repairing: Repairing,
     scrub_every: Option<Duration>,
     queue: Place,
 }
@@ -431,7 +431,7 @@ impl Decides {
         Self {
             policy: config.default_policy.clone(),
             scrub_every: config.scrub_every,
-            mending: Mending {
+            repairing: Repairing {
                 after: config.repair_after,
                 bytes_per_sec: config.move_bytes_per_sec,
             },
@@ -450,7 +450,7 @@ async fn start_driver(
 ) -> Result<std::thread::JoinHandle<()>, StartError> {
     let Decides {
         policy,
-        mending,
+        repairing,
         scrub_every,
         queue,
     } = decides;
@@ -461,12 +461,19 @@ async fn start_driver(
     tokio::spawn(garbage.clone().watch(cluster.clone(), driver.clone()));
     let watched = |driver: &Sender<Incoming>| (database.clone(), cluster.clone(), driver.clone());
     let (of, on, told) = watched(&driver);
-    tokio::spawn(copies::watch(of, on, mending.after, told));
+    tokio::spawn(replicas::watch(of, on, repairing.after, told));
     let (of, on, told) = watched(&driver);
     tokio::spawn(scrub::watch(of, on, scrub_every, told));
     let queue = open_queue(queue, &names)?;
     let made = tokio::task::spawn_blocking(move || {
-        Driver::new(names, cluster, queue, garbage, signals, (&policy, mending))
+        Driver::new(
+            names,
+            cluster,
+            queue,
+            garbage,
+            signals,
+            (&policy, repairing),
+        )
     });
     let driver = made.await.map_err(|_| Fault::Closed)??;
     Ok(std::thread::spawn(move || driver.run(incoming)))
@@ -499,7 +506,7 @@ struct Parts {
     sessions: Sessions,
     ends: Arc<Ends>,
     check: Check,
-    mover: Mover,
+    migrator: Migrator,
     manager: Manager,
     files: Files,
     firer: Firer,
@@ -538,7 +545,12 @@ impl Parts {
         let (firer, access) = (self.firer, self.access.clone());
         let rules = RuleService { firer, access };
         let find = FindService::start(&health.names, &self.access, &self.files);
-        let places = PlaceService::new(self.mover, self.manager, self.recalls, self.access.clone());
+        let places = PlaceService::new(
+            self.migrator,
+            self.manager,
+            self.recalls,
+            self.access.clone(),
+        );
         let cluster = ClusterService {
             cluster: self.cluster,
             access: self.access,
@@ -581,7 +593,7 @@ impl Parts {
 
 /// Passes the settings to the operations on names.
 fn tell(names: &SqliteNames, config: &Config) {
-    names.shared().set_copies(config.copies);
+    names.shared().set_replicas(config.replicas);
     names.shared().bursts.set_limits(config.burst);
     names.shared().limits.set(config.limits);
 }

@@ -17,7 +17,7 @@ pub(crate) struct Sessions {
 #[derive(Debug, Default)]
 struct Mounts {
     present: BTreeMap<u64, Present>,
-    away: BTreeMap<u64, Away>,
+    offline: BTreeMap<u64, Offline>,
 }
 
 #[derive(Debug)]
@@ -28,7 +28,7 @@ struct Present {
 
 /// A mount that has files open and no stream.
 #[derive(Debug)]
-struct Away {
+struct Offline {
     since: Instant,
     /// Whether the mount was offline for so long that its open files were closed.
     ended: bool,
@@ -50,12 +50,12 @@ impl Drop for Presence {
         present.streams -= 1;
         if present.streams == 0 {
             mounts.present.remove(&self.session);
-            mounts.away.insert(self.session, Away::now());
+            mounts.offline.insert(self.session, Offline::now());
         }
     }
 }
 
-impl Away {
+impl Offline {
     fn now() -> Self {
         Self {
             since: Instant::now(),
@@ -80,7 +80,7 @@ impl Sessions {
     pub(crate) fn arrive(&self, mount: v1::Mount) -> Presence {
         let session = mount.session;
         let mut mounts = self.mounts.lock();
-        mounts.away.remove(&session);
+        mounts.offline.remove(&session);
         let known = mounts.present.entry(session);
         known.or_insert(Present { mount, streams: 0 }).streams += 1;
         Presence {
@@ -99,18 +99,21 @@ impl Sessions {
     pub(crate) fn expect(&self, session: u64) {
         let mut mounts = self.mounts.lock();
         if !mounts.present.contains_key(&session) {
-            mounts.away.entry(session).or_insert_with(Away::now);
+            mounts.offline.entry(session).or_insert_with(Offline::now);
         }
     }
 
     /// Returns the mounts whose timeout has just passed. Each mount is returned once.
     pub(crate) fn end(&self) -> Vec<u64> {
         let mut mounts = self.mounts.lock();
-        let late = |away: &Away| !away.ended && away.since.elapsed() >= self.timeout;
-        let ending = mounts.away.iter_mut().filter(|(_, away)| late(away));
+        let late = |offline: &Offline| !offline.ended && offline.since.elapsed() >= self.timeout;
+        let ending = mounts
+            .offline
+            .iter_mut()
+            .filter(|(_, offline)| late(offline));
         ending
-            .map(|(&session, away)| {
-                away.ended = true;
+            .map(|(&session, offline)| {
+                offline.ended = true;
                 session
             })
             .collect()
@@ -119,7 +122,10 @@ impl Sessions {
     /// Whether a mount was offline for longer than the timeout.
     pub(crate) fn has_ended(&self, session: u64) -> bool {
         let mounts = self.mounts.lock();
-        mounts.away.get(&session).is_some_and(|away| away.ended)
+        mounts
+            .offline
+            .get(&session)
+            .is_some_and(|offline| offline.ended)
     }
 
     /// Whether a mount's stream is open.
@@ -131,8 +137,8 @@ impl Sessions {
     pub(crate) fn forget_all_but(&self, left: impl Fn(u64) -> bool) {
         let mut mounts = self.mounts.lock();
         mounts
-            .away
-            .retain(|&session, away| !away.ended || left(session));
+            .offline
+            .retain(|&session, offline| !offline.ended || left(session));
     }
 }
 
@@ -148,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn mount_is_away_after_last_stream_and_back_with_next() {
+    fn mount_is_offline_after_last_stream_and_back_with_next() {
         let sessions = Sessions::new(Duration::ZERO);
         let (first, second) = (sessions.arrive(mount(7)), sessions.arrive(mount(7)));
         assert_eq!(sessions.end(), [0]);
@@ -167,11 +173,11 @@ mod tests {
     }
 
     #[test]
-    fn mount_away_for_less_than_timeout_has_not_ended() {
+    fn mount_offline_for_less_than_timeout_has_not_ended() {
         let sessions = Sessions::new(Duration::from_secs(1000));
         drop(sessions.arrive(mount(7)));
         assert!(sessions.end().is_empty() && !sessions.has_ended(7));
         sessions.forget_all_but(|_| false);
-        assert!(sessions.mounts.lock().away.contains_key(&7));
+        assert!(sessions.mounts.lock().offline.contains_key(&7));
     }
 }

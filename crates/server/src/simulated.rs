@@ -9,13 +9,13 @@ use crate::cluster::{Cluster, Settings, outbox};
 use crate::elastic::Elastic;
 use crate::elastic::manager::Manager;
 use crate::jobs::asked::Programs;
-use crate::jobs::driver::{Driver, Mending, Signals};
+use crate::jobs::driver::{Driver, Repairing, Signals};
 use crate::jobs::inbox::Inbox;
 use crate::jobs::submit::{Refused, Submission, submit};
 use crate::jobs::way::Links;
 use crate::jobs::{Incoming, expiry};
 use crate::locks::Locks;
-use crate::mover::Mover;
+use crate::migrator::Migrator;
 use crate::names::rooms::Done;
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Fault, Names, OpenError, Request, SqliteNames, Unfinished, cluster_id};
@@ -24,14 +24,14 @@ use crate::recall::Recalls;
 use crate::removal::Garbage;
 use crate::rules::driver::Firer;
 use crate::session::Sessions;
-use crate::{copies, namespace_service, notes, rooms, scrub};
+use crate::{namespace_service, notes, replicas, rooms, scrub};
 use rusqlite::Connection;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tidemill_core::burst::Limits;
-use tidemill_core::copies::Wanted;
 use tidemill_core::id::JobId;
+use tidemill_core::replicas::Wanted;
 use tidemill_wire::v1::{self, from_node::Message as From};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -113,13 +113,13 @@ pub struct Options {
     pub node_timeout: Duration,
     /// Policy of jobs that name none.
     pub policy: String,
-    /// Wanted number of copies of versions.
-    pub copies: u32,
-    /// Time for which a node may be offline before its copies are recreated.
+    /// Wanted number of replicas of versions.
+    pub replicas: u32,
+    /// Time for which a node may be offline before its replicas are recreated.
     pub repair_after: Duration,
     /// Interval in which all objects of each node are read and compared with their hashes.
     pub scrub_every: Duration,
-    /// Rate limit of repairs and moves in bytes per second; 0 for no limit.
+    /// Rate limit of repairs and migrations in bytes per second; 0 for no limit.
     pub move_bytes_per_sec: u64,
     /// Idle time after which a node is suspended; `None`: nodes are suspended only on request.
     pub suspend_after: Option<Duration>,
@@ -260,8 +260,8 @@ impl Simulated {
             tls: false,
             ca: ca(),
         };
-        names.shared().set_copies(Wanted {
-            copies: options.copies,
+        names.shared().set_replicas(Wanted {
+            replicas: options.replicas,
             now: false,
         });
         names.shared().bursts.set_limits(options.burst);
@@ -269,7 +269,7 @@ impl Simulated {
         let signals = Signals::default();
         let database = names.database().clone();
         let garbage = Garbage::new(database.clone(), names.shared().clone());
-        let mending = Mending {
+        let repairing = Repairing {
             after: options.repair_after,
             bytes_per_sec: options.move_bytes_per_sec,
         };
@@ -280,7 +280,7 @@ impl Simulated {
             options.queue.clone().unwrap_or_else(own),
             garbage.clone(),
             signals.clone(),
-            (&options.policy, mending),
+            (&options.policy, repairing),
         )?;
         let elastic = Elastic {
             after: options.suspend_after,
@@ -291,7 +291,7 @@ impl Simulated {
         cluster.expect_known();
         let _ = told.send(Incoming::NamesChanged);
         let after = options.repair_after;
-        let copying = copies::watch(database.clone(), cluster.clone(), after, told.clone());
+        let copying = replicas::watch(database.clone(), cluster.clone(), after, told.clone());
         tokio::spawn(copying);
         let every = Some(options.scrub_every);
         let scrubbing = scrub::watch(database.clone(), cluster.clone(), every, told.clone());
@@ -602,7 +602,9 @@ impl Simulated {
     /// Starts or cancels the emptying of a node. Returns whether that succeeded.
     pub fn drain(&self, node: u32, cancel: bool) -> bool {
         let request = v1::DrainRequest { node, cancel };
-        self.runtime.block_on(self.mover().drain(request)).is_ok()
+        self.runtime
+            .block_on(self.migrator().drain(request))
+            .is_ok()
     }
 
     /// Moves all files to a node. Returns whether the order succeeded.
@@ -612,7 +614,7 @@ impl Simulated {
             node,
             ..v1::MoveRequest::default()
         };
-        let moved = self.mover();
+        let moved = self.migrator();
         let moved = moved.move_files(Caller::root(), request);
         self.runtime.block_on(moved).is_ok()
     }
@@ -620,14 +622,14 @@ impl Simulated {
     /// Whether a node that is being emptied is empty; `None` if the node is not being emptied.
     #[must_use]
     pub fn is_empty(&self, node: u32) -> Option<bool> {
-        let moves = self.mover().moves().ok()?;
-        let drain = moves.drains.iter().find(|drain| drain.node == node)?;
+        let migrations = self.migrator().migrations().ok()?;
+        let drain = migrations.drains.iter().find(|drain| drain.node == node)?;
         let left = drain.files_left + drain.removals + drain.writing + drain.labels;
         Some(!drain.listing && left == 0)
     }
 
-    fn mover(&self) -> Mover {
-        Mover::new(&self.names, &self.cluster, &self.told, Arc::default())
+    fn migrator(&self) -> Migrator {
+        Migrator::new(&self.names, &self.cluster, &self.told, Arc::default())
     }
 
     /// Cancels a job as its owner does.
@@ -684,13 +686,13 @@ mod tests {
 
     /// A queue that can't be used before `is_there` is set.
     #[derive(Debug, Default)]
-    struct Away {
+    struct Offline {
         is_there: AtomicBool,
         tries: AtomicUsize,
         fetched: AtomicUsize,
     }
 
-    impl Queue for Away {
+    impl Queue for Offline {
         fn enqueue(&self, _: NodeId, _: Vec<Label>) -> Result<(), Unavailable> {
             Ok(())
         }
@@ -707,7 +709,7 @@ mod tests {
         fn redeliver(&self, _: NodeId, _: &BTreeSet<LabelId>) -> Result<(), Unavailable> {
             self.tries.fetch_add(1, Ordering::Relaxed);
             let there = self.is_there.load(Ordering::Relaxed);
-            there.then_some(()).ok_or(Unavailable("away".into()))
+            there.then_some(()).ok_or(Unavailable("offline".into()))
         }
     }
 
@@ -733,12 +735,12 @@ mod tests {
 
     #[test]
     fn unreachable_queue_is_logged_once_and_retried() {
-        let queue = Arc::new(Away::default());
+        let queue = Arc::new(Offline::default());
         let options = Options {
             seed: 1,
             node_timeout: Duration::from_secs(10),
             policy: tidemill_core::policy::DEFAULT.into(),
-            copies: 1,
+            replicas: 1,
             repair_after: Duration::from_secs(600),
             scrub_every: Duration::from_secs(7 * 86_400),
             move_bytes_per_sec: 0,

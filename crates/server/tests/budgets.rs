@@ -190,7 +190,7 @@ struct Draw(StdRng);
 /// Paths, patterns, settings and scripts that calls understand, and malformed ones.
 const TEXTS: [&[u8]; 34] = [
     b"", b"/", b"a", b"/a", b"/a/b", b"/d/f", b"..", b"/../..", b"/a//b/.", b"*", b"/d/*.nc", b"[a-", b"\0", b"\xff\xfe", b"-1", b"0",
-    b"18446744073709551616", b"1e309", b"NaN", b"user.tidemill.copies", b"user.tidemill.rule", b"trusted.x", b"2,now", b"root", b"file:///",
+    b"18446744073709551616", b"1e309", b"NaN", b"user.tidemill.replicas", b"user.tidemill.rule", b"trusted.x", b"2,now", b"root", b"file:///",
     b"s3://bucket/key", b"http://127.0.0.1:1/", b"\xe2\x80\xae", b"name = \"j\"; tasks = ();", b"{\"a\":[1]}", b"size > 5",
     b"name = \"j\"; workdir = \"/\"; tasks = ( { name = \"t\"; kernel = \"cat\"; input = [ \"/d/f\" ]; output = [ \"o\" ]; } );",
     b"time=1990-01..1999-12", b"\x08\x01\x12\x00",

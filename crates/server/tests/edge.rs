@@ -474,7 +474,7 @@ async fn right(client: &Client, uid: u32, ino: u64) -> Option<Vec<u8>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn right_ends_with_owner_even_if_node_is_away() {
+async fn right_ends_with_owner_even_if_node_is_offline() {
     let dir = tempfile::tempdir().unwrap();
     let server = plain(dir.path()).await;
     let mut node = server.node(3).await;

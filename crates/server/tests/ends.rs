@@ -190,7 +190,7 @@ async fn file_of_lost_mount_is_sealed_when_node_returns() {
         left.iter().any(so).then_some(())
     };
     until("it waits for the node", async || {
-        waits("node 0 is away").await
+        waits("node 0 is offline").await
     })
     .await;
     let _node = nodes.attach(&client).await;
@@ -266,7 +266,7 @@ async fn status_lists_connected_mounts() {
     );
     assert!(mounts[0].since > 0);
     drop(stream);
-    until("the mount is away", async || {
+    until("the mount is offline", async || {
         let status = client.status().await.unwrap();
         status.mounts.is_empty().then_some(())
     })

@@ -604,11 +604,11 @@ async fn dry_run_predicts_job_without_effect() {
     let tasks = planned.job.unwrap().tasks;
     let reused: Vec<u64> = tasks.iter().map(|task| task.reused_job).collect();
     assert_eq!(reused, [1, 1], "both results are remembered");
-    let anew = |request: &mut v1::SubmitRequest| {
+    let recomputed = |request: &mut v1::SubmitRequest| {
         request.replace = true;
         request.no_cache = true;
     };
-    let planned = dry_run(&client, CHAIN, anew).await.planned.unwrap();
+    let planned = dry_run(&client, CHAIN, recomputed).await.planned.unwrap();
     assert!(
         planned
             .job

@@ -1,4 +1,4 @@
-//! Lineage: each version and task is shown according to the rights to it, omissions are reported, and a damaged row is an error.
+//! Lineage: each version and task is shown according to the rights to it, omissions are reported, and a corrupt row is an error.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod cluster;
@@ -197,7 +197,7 @@ async fn lineage_reports_runs_beyond_depth() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn damaged_lineage_row_is_error_that_names_task() {
+async fn corrupt_lineage_row_is_error_that_names_task() {
     let directory = tempfile::tempdir().unwrap();
     let (_running, client) = chain(directory.path()).await;
     let db = Connection::open(directory.path().join("server.db")).unwrap();

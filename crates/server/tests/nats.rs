@@ -22,7 +22,7 @@ const CLUSTER: u64 = 0xa11a;
 const STREAM: &str = "TIDEMILL-000000000000a11a";
 const KEY: [u8; 32] = [7; 32];
 const HERE: NodeId = NodeId(1);
-const AWAY: NodeId = NodeId(2);
+const OFFLINE: NodeId = NodeId(2);
 
 fn label(id: u64) -> Label {
     let objects = (0..8).map(|object| ObjectId(8 * id + object)).collect();
@@ -209,7 +209,7 @@ fn nats_labels_outlive_producer_until_acknowledged() {
     };
     let first = queue(&broker, 1);
     patiently(|| first.enqueue(HERE, labels(1..1201)));
-    patiently(|| first.enqueue(AWAY, labels(2000..2003)));
+    patiently(|| first.enqueue(OFFLINE, labels(2000..2003)));
     let admin = Admin::new(&broker);
     assert_eq!(admin.messages(), 1203);
     assert_eq!(first.fetch(HERE).unwrap(), labels(1..1201));
@@ -236,9 +236,9 @@ fn nats_labels_outlive_producer_until_acknowledged() {
         .unwrap();
     // A label that was not fetched can be acknowledged, and so can a label that does not exist.
     second
-        .acknowledge(AWAY, &[LabelId(2001), LabelId(9)])
+        .acknowledge(OFFLINE, &[LabelId(2001), LabelId(9)])
         .unwrap();
-    assert_eq!(ids(&second.fetch(AWAY).unwrap()), [2000, 2002]);
+    assert_eq!(ids(&second.fetch(OFFLINE).unwrap()), [2000, 2002]);
     assert_eq!(admin.messages(), 2);
 }
 
@@ -278,7 +278,7 @@ fn foreign_messages_are_removed_and_never_delivered() {
     let again = queue(&broker, 1);
     patiently(|| again.enqueue(HERE, labels(1..3)));
     assert_eq!(again.fetch(HERE).unwrap(), labels(1..3));
-    assert_eq!(again.fetch(AWAY).unwrap(), []);
+    assert_eq!(again.fetch(OFFLINE).unwrap(), []);
     again.acknowledge(HERE, &[LabelId(1), LabelId(2)]).unwrap();
     assert_eq!(admin.messages(), 0);
 }

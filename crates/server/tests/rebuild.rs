@@ -207,21 +207,21 @@ fn rebuild_prefers_latest_note_of_inode() {
 }
 
 #[test]
-fn rebuild_joins_copies_of_object_and_needs_only_one() {
+fn rebuild_joins_replicas_of_object_and_needs_only_one() {
     let directory = tempfile::tempdir().unwrap();
     let [one, two, three] = [0, 1, 2].map(|id| Node::new(directory.path(), id));
     one.object(100, 10, "/kept", 1);
     one.note(&NameNote {
-        copies: 3,
+        replicas: 3,
         ..note(10, 5, Kind::File, 100, &[(1, b"renamed")])
     });
     two.object(100, 10, "/kept", 7);
-    // The file was overwritten: all copies of the version before are to be removed.
+    // The file was overwritten: all replicas of the version before are to be removed.
     one.object(101, 11, "/new", 1);
     three.object(101, 11, "/new", 2);
     one.object(102, 11, "/new", 3);
     one.note(&note(11, 6, Kind::File, 102, &[(1, b"new")]));
-    // The node of the first copy is lost.
+    // The node of the first replica is lost.
     two.object(103, 12, "/saved", 4);
     three.object(103, 12, "/saved", 5);
     three.note(&note(12, 7, Kind::File, 103, &[(1, b"known")]));
@@ -233,13 +233,13 @@ fn rebuild_joins_copies_of_object_and_needs_only_one() {
     assert_eq!(tree["/known"], (12, 3, 103));
     let db = Connection::open(directory.path().join("again/server.db")).unwrap();
     let ask = |sql: &str| -> String { db.query_row(sql, [], |row| row.get(0)).unwrap() };
-    let first = "SELECT group_concat(object || '@' || node || '*' || copies) FROM \
+    let first = "SELECT group_concat(object || '@' || node || '*' || replicas) FROM \
                  (SELECT * FROM version ORDER BY object)";
     assert_eq!(ask(first), "100@0*3,101@0*2,102@0*1,103@1*2");
-    let others = "SELECT group_concat(object || '@' || node || ':' || state) FROM copy";
+    let others = "SELECT group_concat(object || '@' || node || ':' || state) FROM replica";
     assert_eq!(ask(others), "100@1:1,103@2:1");
     let short = "SELECT group_concat(object || ':' || has) FROM short";
-    assert_eq!(ask(short), "100:2", "the third is made again");
+    assert_eq!(ask(short), "100:2", "the third is recreated");
     let removal = "SELECT group_concat(object || '@' || node) FROM removal";
     assert_eq!(ask(removal), "101@0,101@2");
 }
@@ -258,13 +258,16 @@ fn rebuild_joins_parts_of_striped_file() {
         };
         node.attribute(id, object::PAGE, object::PART, &of.to_bytes());
     };
-    // This version is noted, with a copy of its second part.
+    // This version is noted, with a replica of its second part.
     part(&one, 201, (110, 0), 1);
     part(&two, 202, (110, 1), 1);
     part(&three, 202, (110, 1), 5);
     let noted = note(10, 5, Kind::File, 110, &[(1, b"noted")]);
     one.note(&noted);
-    three.note(&NameNote { copies: 2, ..noted });
+    three.note(&NameNote {
+        replicas: 2,
+        ..noted
+    });
     // This file was written once more than was noted.
     two.object(111, 11, "/late", 1);
     two.note(&note(11, 6, Kind::File, 111, &[(1, b"late")]));
@@ -295,8 +298,8 @@ fn rebuild_joins_parts_of_striped_file() {
                  (SELECT * FROM part ORDER BY object, seq)";
     let all = "110.0=201@0,110.1=202@1,112.0=203@0,112.1=204@1,115.1=206@1";
     assert_eq!(ask(parts), all);
-    let copies = "SELECT group_concat(object || '@' || node) FROM copy";
-    assert_eq!(ask(copies), "202@2");
+    let replicas = "SELECT group_concat(object || '@' || node) FROM replica";
+    assert_eq!(ask(replicas), "202@2");
     assert_eq!(ask("SELECT group_concat(object) FROM short"), "201");
     let removal = "SELECT group_concat(object || '@' || node) FROM removal";
     assert_eq!(ask(removal), "111@1", "what was before");

@@ -289,7 +289,7 @@ async fn each_version_fires_separately_with_its_own_bytes() {
     }
     let done = settled(&client, 4).await;
     let ends: Vec<_> = done.iter().map(|one| one.state.as_str()).collect();
-    assert_eq!(ends, ["done", "done", "done", "gone"]);
+    assert_eq!(ends, ["done", "done", "done", "deleted"]);
     assert_eq!(done[3].error, "the file was removed before it was fired");
     while !node.removal().await.1.contains(&first) {}
 }

@@ -1,4 +1,4 @@
-//! Damaged copies from the view of the server, and scrubs that find them.
+//! Corrupt replicas from the view of the server, and scrubs that find them.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod cluster;
@@ -32,8 +32,8 @@ async fn nodes<const N: usize>(client: &Client) -> [FakeNode; N] {
     nodes.try_into().unwrap_or_else(|_| unreachable!())
 }
 
-/// Creates a sealed file on node 0 with this number of wanted copies. Returns its inode and object.
-async fn file(client: &Client, path: &str, copies: u32) -> (u64, u64) {
+/// Creates a sealed file on node 0 with this number of wanted replicas. Returns its inode and object.
+async fn file(client: &Client, path: &str, replicas: u32) -> (u64, u64) {
     let (ino, object) = client.reserve(1, 1).await.unwrap();
     let create = v1::Create {
         name: path.into(),
@@ -49,7 +49,7 @@ async fn file(client: &Client, path: &str, copies: u32) -> (u64, u64) {
         ino: ino.0,
         object: object.0,
         size: 5,
-        copies: copies.to_string(),
+        replicas: replicas.to_string(),
         ..v1::Seal::default()
     };
     one(client, Op::Seal(seal)).await.unwrap();
@@ -71,7 +71,7 @@ async fn errand(node: &mut FakeNode) -> (u64, Operation) {
 async fn copy(node: &mut FakeNode) -> (u64, v1::Copy) {
     match errand(node).await {
         (id, Operation::Copy(copy)) => (id, copy),
-        other => panic!("no copy: {other:?}"),
+        other => panic!("no replica: {other:?}"),
     }
 }
 
@@ -95,11 +95,11 @@ async fn made(node: &mut FakeNode, (label, copy): (u64, v1::Copy)) {
     node.acknowledged(vec![label]).await;
 }
 
-fn damaged(objects: &[u64]) -> Vec<v1::DamagedObject> {
+fn corrupt(objects: &[u64]) -> Vec<v1::CorruptObject> {
     let what = || "is missing".to_owned();
     let objects = objects.iter();
     objects
-        .map(|&object| v1::DamagedObject {
+        .map(|&object| v1::CorruptObject {
             object,
             what: what(),
         })
@@ -107,15 +107,15 @@ fn damaged(objects: &[u64]) -> Vec<v1::DamagedObject> {
 }
 
 async fn tell(node: &FakeNode, objects: &[u64]) {
-    let objects = damaged(objects);
-    let told = v1::DamagedObjects { objects };
-    node.send(From::Damaged(told)).await;
+    let objects = corrupt(objects);
+    let told = v1::CorruptObjects { objects };
+    node.send(From::Corrupt(told)).await;
 }
 
-/// Reports that the node has compared the objects, and that `objects` are damaged.
+/// Reports that the node has compared the objects, and that `objects` are corrupt.
 async fn compared(node: &mut FakeNode, label: u64, objects: &[u64]) {
     let outcome = v1::LabelOutcome {
-        damaged: damaged(objects),
+        corrupt: corrupt(objects),
         read_bytes: 7,
         ..v1::LabelOutcome::default()
     };
@@ -123,7 +123,7 @@ async fn compared(node: &mut FakeNode, label: u64, objects: &[u64]) {
     node.acknowledged(vec![label]).await;
 }
 
-async fn copies(client: &Client, ino: u64) -> Value {
+async fn replicas(client: &Client, ino: u64) -> Value {
     let get = v1::GetXattr {
         ino,
         name: b"user.tidemill.layout".to_vec(),
@@ -131,7 +131,7 @@ async fn copies(client: &Client, ino: u64) -> Value {
     let Answer::Bytes(layout) = one(client, Op::GetXattr(get)).await.unwrap() else {
         panic!("no layout");
     };
-    serde_json::from_slice::<Value>(&layout.value).unwrap()["parts"][0]["copies"].take()
+    serde_json::from_slice::<Value>(&layout.value).unwrap()["parts"][0]["replicas"].take()
 }
 
 fn at(states: &[&str]) -> Value {
@@ -142,15 +142,15 @@ fn at(states: &[&str]) -> Value {
 }
 
 async fn until(client: &Client, ino: u64, states: &[&str]) {
-    while copies(client, ino).await != at(states) {
+    while replicas(client, ino).await != at(states) {
         tokio::task::yield_now().await;
     }
 }
 
-async fn open(client: &Client, ino: u64, damaged: bool) -> Result<u32, tidemill_client::Error> {
+async fn open(client: &Client, ino: u64, corrupt: bool) -> Result<u32, tidemill_client::Error> {
     let open = v1::Open {
         ino,
-        damaged,
+        corrupt,
         ..v1::Open::default()
     };
     match one(client, Op::Open(open)).await? {
@@ -200,7 +200,7 @@ async fn unlink(client: &Client, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn damaged_first_copy_is_read_elsewhere_and_repaired() {
+async fn corrupt_first_replica_is_read_elsewhere_and_repaired() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -214,22 +214,22 @@ async fn damaged_first_copy_is_read_elsewhere_and_repaired() {
     let from = sent.from.as_ref().unwrap();
     assert_eq!((from.object, from.node, sent.to), (object, 1, object));
     assert!(!from.capability.is_empty());
-    assert_eq!(copies(&client, ino).await, at(&["coming", "current"]));
+    assert_eq!(replicas(&client, ino).await, at(&["coming", "current"]));
     assert_eq!(open(&client, ino, false).await.unwrap(), 1);
     let now = health(&client, "").await;
     assert_eq!(
-        (now.damaged, now.hopeless, now.mending, now.lost),
+        (now.corrupt, now.hopeless, now.repairing, now.lost),
         (1, 0, 1, 0)
     );
-    // The repair fails at first: it is retried, and the copy is not forgotten.
+    // The repair fails at first: it is retried, and the replica is not forgotten.
     first
         .finished(label, cluster::failure("device", "full"))
         .await;
-    until(&client, ino, &["damaged", "current"]).await;
+    until(&client, ino, &["corrupt", "current"]).await;
     let db = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
     db.execute("UPDATE short SET at = 0", []).unwrap();
     let again = copy(&mut first).await;
-    // The server dies, and still knows the damage afterwards.
+    // The server dies, and still knows the corruption afterwards.
     drop((first, second, client));
     running.crash().await;
     let running = Running::start(dir.path()).await;
@@ -241,28 +241,28 @@ async fn damaged_first_copy_is_read_elsewhere_and_repaired() {
     made(&mut first, sent).await;
     until(&client, ino, &["current", "current"]).await;
     assert_eq!(open(&client, ino, false).await.unwrap(), 0);
-    assert_eq!(health(&client, "").await.damaged, 0);
+    assert_eq!(health(&client, "").await.corrupt, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn file_with_all_copies_damaged_is_reported_until_unlinked() {
+async fn file_with_all_replicas_corrupt_is_reported_until_unlinked() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
     let [mut first] = nodes(&client).await;
     let (ino, object) = file(&client, "/f", 1).await;
     tell(&first, &[object]).await;
-    until(&client, ino, &["damaged"]).await;
+    until(&client, ino, &["corrupt"]).await;
     let error = open(&client, ino, false).await.unwrap_err();
     assert!(error.is(Errno::IO), "{error}");
     let said = error.to_string();
     assert!(
-        said.contains("/f is damaged: on node 0 it is missing") && said.contains("--damaged"),
+        said.contains("/f is corrupt: on node 0 it is missing") && said.contains("--corrupt"),
         "{said}"
     );
     assert_eq!(open(&client, ino, true).await.unwrap(), 0);
-    let now = health(&client, "damaged").await;
-    assert_eq!((now.damaged, now.hopeless), (1, 1));
+    let now = health(&client, "corrupt").await;
+    assert_eq!((now.corrupt, now.hopeless), (1, 1));
     let [one] = &now.ailing[..] else {
         panic!("{now:?}")
     };
@@ -270,15 +270,15 @@ async fn file_with_all_copies_damaged_is_reported_until_unlinked() {
         (one.path.as_slice(), &one.nodes[..]),
         (&b"/f"[..], &[0][..])
     );
-    assert!(one.what.contains("no other copy"), "{}", one.what);
+    assert!(one.what.contains("no other replica"), "{}", one.what);
     unlink(&client, "f").await;
     assert_eq!(first.removed().await, [object]);
     let now = health(&client, "").await;
-    assert_eq!((now.damaged, now.hopeless, now.short), (0, 0, 0));
+    assert_eq!((now.corrupt, now.hopeless, now.short), (0, 0, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_read_undamaged_copy() {
+async fn jobs_read_intact_replica() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -295,7 +295,7 @@ async fn jobs_read_undamaged_copy() {
     let reply = submit(&client, 0, &script("one", 0)).await;
     let (label, analyse) = first.labels().await.remove(0);
     assert_eq!(analyse.inputs[0].node, 0);
-    // The node finds that its own copy is missing: the next try is sent with the other copy.
+    // The node finds that its own replica is missing: the next try is sent with the other replica.
     tell(&first, &[object]).await;
     first
         .finished(label, cluster::failure("input", "is missing"))
@@ -313,7 +313,7 @@ async fn jobs_read_undamaged_copy() {
     );
     first.finished(label, success(&analyse, 5)).await;
     assert_eq!(ended(&client, reply.job).await.state(), v1::State::Done);
-    // A later job reads the other copy, too.
+    // A later job reads the other replica, too.
     let _later = submit(&client, 0, &script("two", 1)).await;
     let (_, analyse) = second.labels().await.remove(0);
     assert_eq!(
@@ -323,7 +323,7 @@ async fn jobs_read_undamaged_copy() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn scrub_reads_all_objects_and_repairs_damage() {
+async fn scrub_reads_all_objects_and_repairs_corruption() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -333,7 +333,10 @@ async fn scrub_reads_all_objects_and_repairs_damage() {
     made(&mut second, sent).await;
     let (alone, other) = file(&client, "/g", 1).await;
     let asked = scrub(&client, "", None).await;
-    assert_eq!((asked.nodes.as_slice(), asked.away.len()), (&[0, 1][..], 0));
+    assert_eq!(
+        (asked.nodes.as_slice(), asked.offline.len()),
+        (&[0, 1][..], 0)
+    );
     let (label, sent) = verify(&mut first).await;
     assert_eq!((sent.objects, sent.idle), (vec![object, other], false));
     let (on_second, sent) = verify(&mut second).await;
@@ -351,14 +354,14 @@ async fn scrub_reads_all_objects_and_repairs_damage() {
     let reply = scrubbed(&client, asked.request).await;
     let counts = reply.scrubs.iter();
     let counts: Vec<_> = counts
-        .map(|one| (one.objects, one.bytes, one.damaged))
+        .map(|one| (one.objects, one.bytes, one.corrupt))
         .collect();
     assert_eq!(counts, [(2, 7, 2), (1, 7, 0)]);
-    assert_eq!(reply.damaged.len(), 2);
+    assert_eq!(reply.corrupt.len(), 2);
     let sent = copy(&mut first).await;
     made(&mut first, sent).await;
     until(&client, ino, &["current", "current"]).await;
-    assert_eq!(copies(&client, alone).await, at(&["damaged"]));
+    assert_eq!(replicas(&client, alone).await, at(&["corrupt"]));
     // The owner has restored the file below the node.
     let asked = scrub(&client, "/g", None).await;
     assert_eq!((asked.objects, asked.nodes.as_slice()), (1, &[0][..]));
@@ -366,8 +369,8 @@ async fn scrub_reads_all_objects_and_repairs_damage() {
     assert_eq!(sent.objects, [other]);
     compared(&mut first, label, &[]).await;
     scrubbed(&client, asked.request).await;
-    assert_eq!(copies(&client, alone).await, at(&["current"]));
-    assert_eq!(health(&client, "").await.damaged, 0);
+    assert_eq!(replicas(&client, alone).await, at(&["current"]));
+    assert_eq!(health(&client, "").await.corrupt, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -386,15 +389,15 @@ async fn version_removed_during_scrub_or_repair_leaves_nothing() {
     assert_eq!(first.removed().await, [gone]);
     compared(&mut first, label, &[object, gone]).await;
     let reply = scrubbed(&client, asked.request).await;
-    assert_eq!((reply.scrubs[0].damaged, reply.damaged.len()), (1, 1));
+    assert_eq!((reply.scrubs[0].corrupt, reply.corrupt.len()), (1, 1));
     let sent = copy(&mut first).await;
     unlink(&client, "f").await;
     assert_eq!(first.removed().await, [object]);
     assert_eq!(second.removed().await, [object]);
-    // The copy arrives after all, and is removed again.
+    // The replica arrives after all, and is removed again.
     made(&mut first, sent).await;
     assert_eq!(first.removed().await, [object]);
-    let left = "SELECT (SELECT count(*) FROM damage) + (SELECT count(*) FROM short) + (SELECT count(*) FROM copy)";
+    let left = "SELECT (SELECT count(*) FROM corruption) + (SELECT count(*) FROM short) + (SELECT count(*) FROM replica)";
     assert_eq!(rows(dir.path(), left), 0);
 }
 

@@ -4,8 +4,8 @@
 //! - `--verbose`: print every event;
 //! - `--keep-going`: continue after a defect;
 //! - `--without FAULT,FAULT`: leave faults out;
-//! - `--copies N`: copy files;
-//! - `--rot`: change or remove some copies;
+//! - `--replicas N`: create replicas of files;
+//! - `--bit-rot`: change or remove some replicas;
 //! - `--drains`: drain nodes;
 //! - `--together`: several mounts write the same files, which replaces all other simulation;
 //! - `--rules`: a rule is triggered for all files;
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     });
     let Some((first, end)) = seeds else {
         println!(
-            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--copies N] [--rot] [--drains] [--together] [--rules] [--hooks] [--rounds] [--sleeps] [--warehouse] [--bursts] [--labels]"
+            "usage: simulate --seeds A..B [--verbose] [--keep-going] [--without FAULT,FAULT] [--replicas N] [--bit-rot] [--drains] [--together] [--rules] [--hooks] [--rounds] [--sleeps] [--warehouse] [--bursts] [--labels]"
         );
         return ExitCode::FAILURE;
     };
@@ -42,8 +42,8 @@ fn main() -> ExitCode {
     let options = Options {
         verbose: has("--verbose"),
         without: without.map(str::to_owned).collect(),
-        copies: value("--copies").map_or(1, |copies| copies.parse().unwrap_or(1)),
-        rot: has("--rot"),
+        replicas: value("--replicas").map_or(1, |replicas| replicas.parse().unwrap_or(1)),
+        bit_rot: has("--bit-rot"),
         drains: has("--drains"),
         together: has("--together"),
         rules: has("--rules"),
@@ -87,7 +87,7 @@ fn main() -> ExitCode {
     let seconds = start.elapsed().as_secs_f64();
     let rate = f64::from(u32::try_from(events).unwrap_or(u32::MAX)) / seconds;
     println!(
-        "{events} events, {jobs} jobs, {outputs} outputs, {reads} reads, {wakes} wakes, {lost} versions lost with memory, {rooms} rooms ended, {rounds} rounds, {dropped} files gone, {labels} labels in {seconds:.1} s: {rate:.0} events/s; {defects} defects"
+        "{events} events, {jobs} jobs, {outputs} outputs, {reads} reads, {wakes} wakes, {lost} versions lost with memory, {rooms} rooms ended, {rounds} rounds, {dropped} files deleted, {labels} labels in {seconds:.1} s: {rate:.0} events/s; {defects} defects"
     );
     ExitCode::from(u8::from(defects > 0))
 }

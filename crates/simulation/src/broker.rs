@@ -11,15 +11,15 @@ use tidemill_server::queue::{Memory, Queue, Unavailable};
 pub(crate) struct Broker {
     pub(crate) labels: Memory,
     /// Whether the queue executes no requests.
-    away: AtomicBool,
+    offline: AtomicBool,
     /// Whether the queue executes requests, but its answers are lost.
     mute: AtomicBool,
 }
 
 impl Broker {
     /// Sets the failures of the queue from now on.
-    pub(crate) fn fail(&self, away: bool, mute: bool) {
-        self.away.store(away, Ordering::Relaxed);
+    pub(crate) fn fail(&self, offline: bool, mute: bool) {
+        self.offline.store(offline, Ordering::Relaxed);
         self.mute.store(mute, Ordering::Relaxed);
     }
 
@@ -28,7 +28,7 @@ impl Broker {
         question: impl FnOnce(&Memory) -> Result<T, Unavailable>,
     ) -> Result<T, Unavailable> {
         let lost = || Unavailable("the broker does not answer".into());
-        if self.away.load(Ordering::Relaxed) {
+        if self.offline.load(Ordering::Relaxed) {
             return Err(lost());
         }
         let answer = question(&self.labels)?;

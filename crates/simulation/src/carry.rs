@@ -201,7 +201,7 @@ impl World {
                 self.reference.carried_out(ops, &results, &self.nodes);
                 self.passes(ops, &results);
                 for result in &results {
-                    if let (true, Some(Named::Opened(opened))) = (self.rots, &result.result) {
+                    if let (true, Some(Named::Opened(opened))) = (self.bit_rots, &result.result) {
                         self.check_served(opened);
                     }
                 }
@@ -290,13 +290,13 @@ impl World {
     fn read(&mut self, number: usize, node: usize, object: u64) -> Answer {
         let read = self.nodes[node].store.read(object);
         match read {
-            _ if self.rotted.contains(&(node, object)) => {}
+            _ if self.corrupted.contains(&(node, object)) => {}
             Some(bytes) => assert_eq!(
                 Some(bytes),
                 self.reference.content(object),
                 "object {object} reads otherwise than it was sealed"
             ),
-            None if self.is_gone(object) => {}
+            None if self.is_lost(object) => {}
             None => assert_ne!(
                 self.slots[number].holds,
                 Some((object, self.server_life)),

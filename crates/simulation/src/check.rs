@@ -59,8 +59,8 @@ impl World {
             self.ask("SELECT * FROM removal"),
         );
         look(
-            "a copy is being made",
-            self.ask("SELECT * FROM copy WHERE state = 0"),
+            "a replica is being made",
+            self.ask("SELECT * FROM replica WHERE state = 0"),
         );
         let lost = self.lost();
         let lost = lost
@@ -68,10 +68,10 @@ impl World {
             .map(u64::to_string)
             .collect::<Vec<_>>()
             .join(",");
-        let damaged = format!("SELECT * FROM damage WHERE object NOT IN ({lost})");
-        look("a copy is damaged", self.ask(&damaged));
-        look("something has rotted", self.rotten());
-        self.look_at_copies(&lost, &mut look);
+        let corrupt = format!("SELECT * FROM corruption WHERE object NOT IN ({lost})");
+        look("a replica is corrupt", self.ask(&corrupt));
+        look("something is corrupt", self.corrupt_objects());
+        self.look_at_replicas(&lost, &mut look);
         look(
             "what a lost node has is looked at",
             self.ask("SELECT * FROM lost"),
@@ -85,15 +85,15 @@ impl World {
             self.ask("SELECT * FROM drain WHERE after != 9223372036854775807"),
         );
         // All objects find a place: no node is full any more.
-        look("an object is to move", self.ask("SELECT * FROM move"));
+        look("an object is to move", self.ask("SELECT * FROM migration"));
         self.look_at_others(&mut look);
         self.look_at_hooks(&mut look);
         left
     }
 
-    /// Looks for missing or surplus copies of versions that are not lost.
-    fn look_at_copies(&self, lost: &str, look: &mut impl FnMut(&str, Vec<String>)) {
-        // Copies that need more nodes wait for them, and copies must not be stored on nodes that are drained.
+    /// Looks for missing or surplus replicas of versions that are not lost.
+    fn look_at_replicas(&self, lost: &str, look: &mut impl FnMut(&str, Vec<String>)) {
+        // Replicas that need more nodes wait for them, and replicas must not be stored on nodes that are drained.
         let emptied = self.ask("SELECT node FROM drain").len();
         let stores = self.nodes.iter().filter(|one| !one.burst);
         let disks = stores
@@ -102,21 +102,21 @@ impl World {
         let most = disks.count().saturating_sub(emptied);
         let stores: Vec<String> = stores.map(|node| node.id.to_string()).collect();
         let stores = stores.join(",");
-        // Copies in the burst tier do not count as wanted copies.
+        // Replicas in the burst tier do not count as wanted replicas.
         let has = format!(
-            "(SELECT (version.node IN ({stores})) + count(*) FROM copy \
-             WHERE copy.object = version.object AND copy.node IN ({stores}))"
+            "(SELECT (version.node IN ({stores})) + count(*) FROM replica \
+             WHERE replica.object = version.object AND replica.node IN ({stores}))"
         );
         let short = format!(
             "SELECT version.* FROM short JOIN version USING (object) WHERE removed = 1 OR object NOT IN ({lost}) AND \
-             {has} < min(copies, {most})"
+             {has} < min(replicas, {most})"
         );
-        look("a version lacks copies", self.ask(&short));
-        // There must be as many copies as wanted, and no more.
+        look("a version lacks replicas", self.ask(&short));
+        // There must be as many replicas as wanted, and no more.
         let surplus = format!(
-            "SELECT version.* FROM version WHERE removed = 0 AND node >= 0 AND copies < {has}"
+            "SELECT version.* FROM version WHERE removed = 0 AND node >= 0 AND replicas < {has}"
         );
-        look("a version has too many copies", self.ask(&surplus));
+        look("a version has too many replicas", self.ask(&surplus));
         look(
             "a version has not drained",
             self.ask("SELECT * FROM burst WHERE state != 2"),
@@ -125,8 +125,8 @@ impl World {
             "what has gone is said to be in the burst tier",
             self.ask(
                 "SELECT * FROM burst WHERE NOT EXISTS (SELECT 1 FROM held WHERE held.object = burst.object \
-                 AND removed = 0 AND (held.node = burst.node OR EXISTS (SELECT 1 FROM copy \
-                 WHERE copy.object = burst.object AND copy.node = burst.node)))",
+                 AND removed = 0 AND (held.node = burst.node OR EXISTS (SELECT 1 FROM replica \
+                 WHERE replica.object = burst.object AND replica.node = burst.node)))",
             ),
         );
     }
@@ -210,7 +210,7 @@ impl World {
             let mut holders = self.nodes.iter();
             let held = holders.any(|one| one.store.read(object).is_some());
             assert!(
-                held || self.is_gone(object),
+                held || self.is_lost(object),
                 "object {object} has a name, and no node has it"
             );
         }
@@ -255,7 +255,7 @@ impl World {
             let id = node.id;
             let sql = format!(
                 "SELECT object FROM inode WHERE node = {id} AND object != 0 \
-                 UNION SELECT object FROM copy WHERE node = {id} UNION SELECT part FROM part WHERE node = {id}"
+                 UNION SELECT object FROM replica WHERE node = {id} UNION SELECT part FROM part WHERE node = {id}"
             );
             let known: BTreeSet<String> = self.ask(&sql).into_iter().collect();
             let line = |object: &u64| format!("Integer({object})");

@@ -1,8 +1,8 @@
 //! Simulation of labels on nodes: they arrive, run for a while, end and are recorded.
 
+use crate::bit_rot::verified;
 use crate::hooks::Hooked;
 use crate::node::{Did, broke, copied, done, removed};
-use crate::rot::verified;
 use crate::store::Bytes;
 use crate::world::World;
 use tidemill_core::id::{LabelId, ObjectId};
@@ -155,9 +155,10 @@ impl World {
         if self.nodes[node].store.full {
             return broke(live, FailureKind::Device);
         }
-        let rotten = analysis.inputs.iter();
-        let rotten = rotten.filter(|input| self.finds_rotten(node, input.node.0, input.object.0));
-        if rotten.count() > 0 {
+        let corrupt = analysis.inputs.iter();
+        let corrupt =
+            corrupt.filter(|input| self.finds_corrupt(node, input.node.0, input.object.0));
+        if corrupt.count() > 0 {
             return broke(live, FailureKind::Input);
         }
         let inputs: Result<Vec<Bytes>, String> = analysis
@@ -186,7 +187,7 @@ impl World {
         let Some(source) = source else {
             return broke(live, FailureKind::Input);
         };
-        if source.find_damage(from.object.0) {
+        if source.find_corruption(from.object.0) {
             return broke(live, FailureKind::Input);
         }
         match source.store.read(from.object.0) {
@@ -197,13 +198,13 @@ impl World {
 
     /// Returns whether an input of a task has changed or vanished; its node then records this. In reality a change is only noticed
     /// later, and the task has computed its output from it.
-    fn finds_rotten(&mut self, here: usize, from: u32, object: u64) -> bool {
+    fn finds_corrupt(&mut self, here: usize, from: u32, object: u64) -> bool {
         let there = self.nodes.iter().position(|one| one.id == from);
         let readers = [Some(here), there].into_iter().flatten();
         let mut found = false;
-        for reader in readers.filter(|&reader| self.rotted.contains(&(reader, object))) {
+        for reader in readers.filter(|&reader| self.corrupted.contains(&(reader, object))) {
             let node = &mut self.nodes[reader];
-            found |= node.life.is_some() && node.find_damage(object);
+            found |= node.life.is_some() && node.find_corruption(object);
         }
         found
     }
@@ -217,15 +218,15 @@ impl World {
                 .filter(|other| other.id != self.nodes[node].id);
             let others = others.filter(|other| {
                 let store = &other.store;
-                store.objects.contains_key(&object.0) && !store.is_rotten(object.0)
+                store.objects.contains_key(&object.0) && !store.is_corrupt(object.0)
             });
-            let good = !self.nodes[node].store.is_rotten(object.0);
+            let good = !self.nodes[node].store.is_corrupt(object.0);
             let last = good && others.count() == 0 && self.reference.is_current(object.0);
             assert!(
-                !last || !self.knew_of_damage(live, object),
-                "the last copy of object {object} is removed, and it has a name"
+                !last || !self.knew_of_corruption(live, object),
+                "the last replica of object {object} is removed, and it has a name"
             );
-            // Nobody could know that the other copies have changed. In this case the simulated device does not allow the removal before the
+            // Nobody could know that the other replicas have changed. In this case the simulated device does not allow the removal before the
             // change is noticed.
             if !self.dice.chance(self.weather.unlink) && !last {
                 self.nodes[node].store.objects.remove(&object.0);
@@ -236,17 +237,21 @@ impl World {
         removed(live, gone, all)
     }
 
-    /// Returns whether the server knew that no other copy is good when it decided to remove one. The answer is true if no copy was ever
+    /// Returns whether the server knew that no other replica is good when it decided to remove one. The answer is true if no replica was ever
     /// corrupted.
-    fn knew_of_damage(&self, live: &Live, object: ObjectId) -> bool {
-        if !self.rotted.iter().any(|&(_, rotted)| rotted == object.0) {
+    fn knew_of_corruption(&self, live: &Live, object: ObjectId) -> bool {
+        if !self
+            .corrupted
+            .iter()
+            .any(|&(_, corrupted)| corrupted == object.0)
+        {
             return true;
         }
         let Some(server) = &self.server else {
             return false;
         };
-        let sql = "SELECT EXISTS (SELECT 1 FROM damage CROSS JOIN label ON label.label = ?2 \
-                   WHERE damage.object = ?1 AND damage.at < label.at AND damage.node NOT IN \
+        let sql = "SELECT EXISTS (SELECT 1 FROM corruption CROSS JOIN label ON label.label = ?2 \
+                   WHERE corruption.object = ?1 AND corruption.at < label.at AND corruption.node NOT IN \
                    (SELECT node FROM removal WHERE removal.object = ?1))";
         let knew = server.read(|db| {
             let row = rusqlite::params![object.0.cast_signed(), live.label.id.0.cast_signed()];

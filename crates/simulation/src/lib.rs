@@ -6,6 +6,7 @@
 //!
 //! One seed decides all random choices: [`run`] with the same seed does the same.
 
+mod bit_rot;
 mod broker;
 mod carry;
 mod check;
@@ -16,7 +17,6 @@ mod mount;
 mod node;
 mod port;
 mod reference;
-mod rot;
 mod rules;
 mod shuffler;
 mod sleep;
@@ -109,10 +109,10 @@ pub struct Options {
     pub verbose: bool,
     /// Faults that are left out, by the names in `docs/testing.md`, to find out which faults a defect needs.
     pub without: Vec<String>,
-    /// Number of copies that the server is to make of versions; 0 is the same as 1.
-    pub copies: u32,
-    /// Whether objects change and vanish on the disks of nodes, if there are other copies.
-    pub rot: bool,
+    /// Number of replicas that the server is to make of versions; 0 is the same as 1.
+    pub replicas: u32,
+    /// Whether objects change and vanish on the disks of nodes, if there are other replicas.
+    pub bit_rot: bool,
     /// Whether nodes are drained at random times during normal operation.
     pub drains: bool,
     /// Whether several mounts write the same files, which replaces all other simulation.
@@ -169,10 +169,10 @@ fn what(thrown: &(dyn std::any::Any + Send)) -> String {
 fn build(seed: u64, options: &Options) -> World {
     let mut world = World::new(seed);
     world.verbose = options.verbose;
-    world.copies = options.copies.max(1);
-    if options.rot {
-        world.rots = true;
-        world.rot = Some(dice::Dice::new(dice::mix(seed)));
+    world.replicas = options.replicas.max(1);
+    if options.bit_rot {
+        world.bit_rots = true;
+        world.bit_rot = Some(dice::Dice::new(dice::mix(seed)));
     }
     world.drains = options.drains;
     world.rules = options.rules || options.hooks;

@@ -70,7 +70,7 @@ pub(crate) struct Life {
     pub(crate) labels: Arc<Labels>,
     pub(crate) reports: Arc<Reports>,
     /// Objects that are recorded as corrupt.
-    pub(crate) damaged: Arc<Mutex<Vec<u64>>>,
+    pub(crate) corrupt: Arc<Mutex<Vec<u64>>>,
     /// Messages on their way to the server; `None` without a connection.
     outgoing: Option<UnboundedReceiver<v1::FromNode>>,
     pub(crate) running: BTreeMap<LabelId, Live>,
@@ -173,7 +173,7 @@ impl Node {
             writer,
             labels,
             reports,
-            damaged: Arc::default(),
+            corrupt: Arc::default(),
             outgoing: None,
             running: BTreeMap::new(),
             commit_due: false,
@@ -482,7 +482,7 @@ pub(crate) fn done(
     };
     let failure = |kind, message: String| did(live, ended(kind, message), Vec::new());
     if live.control.is_cancelled() {
-        return failure(FailureKind::Cancelled, "the label was given up".into());
+        return failure(FailureKind::Cancelled, "the label was aborted".into());
     }
     let inputs = match inputs {
         Ok(inputs) => inputs,
@@ -538,7 +538,7 @@ pub(crate) fn copied(live: &Live, to: &Output, bytes: Bytes) -> Did {
         task: None,
         sealed_at: outcome.end,
         part: None,
-        hash: Some(crate::rot::hash(bytes)),
+        hash: Some(crate::bit_rot::hash(bytes)),
         memory: false,
     };
     let mut did = did(live, outcome, vec![(to.object.0, bytes)]);

@@ -15,7 +15,7 @@ pub(crate) struct Object {
     pub(crate) bytes: Bytes,
     pub(crate) sealed: bool,
     /// Whether the object changed after it was sealed.
-    pub(crate) rotten: bool,
+    pub(crate) corrupt: bool,
 }
 
 impl Object {
@@ -23,7 +23,7 @@ impl Object {
         Self {
             bytes,
             sealed,
-            rotten: false,
+            corrupt: false,
         }
     }
 }
@@ -80,15 +80,15 @@ impl Store {
     }
 
     /// Changes the bytes of an object.
-    pub(crate) fn rot(&mut self, object: u64) {
+    pub(crate) fn corrupt(&mut self, object: u64) {
         if let Some(known) = self.objects.get_mut(&object) {
             known.bytes.token ^= 1;
-            known.rotten = true;
+            known.corrupt = true;
         }
     }
 
-    pub(crate) fn is_rotten(&self, object: u64) -> bool {
-        self.objects.get(&object).is_some_and(|known| known.rotten)
+    pub(crate) fn is_corrupt(&self, object: u64) -> bool {
+        self.objects.get(&object).is_some_and(|known| known.corrupt)
     }
 
     /// Returns the bytes of a sealed object.

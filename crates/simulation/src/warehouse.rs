@@ -1,5 +1,5 @@
 //! Nodes in memory, and rooms. The host of such a node dies at random times, with its clients and all data in its memory: data
-//! without another copy is lost and reported as lost, and no other data is. Rooms are created and removed, and their files with them.
+//! without another replica is lost and reported as lost, and no other data is. Rooms are created and removed, and their files with them.
 
 use crate::dice::{Dice, mix};
 use crate::node::Node;
@@ -20,7 +20,7 @@ const TTL_MS: u64 = 30_000;
 /// Capacity of a node in memory, in bytes: it holds only some files, so that others continue on other nodes.
 const CAPACITY_BYTES: u64 = 3000;
 /// The server's message about data lost with a memory.
-const FORGOTTEN: &str = "was in memory, which is gone with its host";
+const FORGOTTEN: &str = "was in memory, which was lost with its host";
 
 /// A room from the view of its creator.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub(crate) struct Warehouse {
     first: usize,
     rooms: BTreeMap<&'static str, Room>,
     /// Objects that were stored in a lost memory.
-    gone: BTreeSet<u64>,
+    lost: BTreeSet<u64>,
     /// Nodes whose memory was lost.
     hosts: BTreeSet<u32>,
     /// Nodes and objects with which clients were asked to continue when a node was full. A client that is killed at this point
@@ -75,7 +75,7 @@ impl World {
             dice,
             first,
             rooms: BTreeMap::new(),
-            gone: BTreeSet::new(),
+            lost: BTreeSet::new(),
             hosts: BTreeSet::new(),
             passing: BTreeSet::new(),
             ended: 0,
@@ -134,14 +134,14 @@ impl World {
             }
         }
         self.kill_node(index);
-        self.say(&format!("the memory of node {id} is gone"));
+        self.say(&format!("the memory of node {id} is lost"));
         let lost = self.nodes[index].forget();
         let Some(warehouse) = &mut self.warehouse else {
             return;
         };
         warehouse.hosts.insert(id);
         for (object, known) in lost {
-            warehouse.gone.insert(object);
+            warehouse.lost.insert(object);
             if known.sealed {
                 self.reference.loses(object, known.bytes);
             }
@@ -149,7 +149,7 @@ impl World {
         // Versions without written bytes are lost, too.
         let written = self.numbers(&format!("SELECT object FROM writing WHERE node = {id}"));
         if let Some(warehouse) = &mut self.warehouse {
-            warehouse.gone.extend(written);
+            warehouse.lost.extend(written);
         }
     }
 
@@ -184,7 +184,7 @@ impl World {
 
     fn take_lost(&mut self) {
         let Some(server) = &self.server else { return };
-        let sql = "SELECT ino, object, damage.node FROM damage CROSS JOIN inode USING (object) WHERE what = ?1";
+        let sql = "SELECT ino, object, corruption.node FROM corruption CROSS JOIN inode USING (object) WHERE what = ?1";
         let found = server.read(|db| {
             let mut statement = db.prepare_cached(sql)?;
             let rows = statement.query_map([FORGOTTEN], |row| {
@@ -272,9 +272,9 @@ impl World {
     }
 
     /// Returns whether an object was stored in a lost memory.
-    pub(crate) fn is_gone(&self, object: u64) -> bool {
+    pub(crate) fn is_lost(&self, object: u64) -> bool {
         let warehouse = self.warehouse.as_ref();
-        warehouse.is_some_and(|warehouse| warehouse.gone.contains(&object))
+        warehouse.is_some_and(|warehouse| warehouse.lost.contains(&object))
     }
 
     /// Returns the objects that the server reports as lost with a memory, by node.
@@ -284,7 +284,7 @@ impl World {
         };
         let named = server.read(|db| {
             let mut statement =
-                db.prepare_cached("SELECT node, object FROM damage WHERE what = ?1")?;
+                db.prepare_cached("SELECT node, object FROM corruption WHERE what = ?1")?;
             let rows = statement.query_map([FORGOTTEN], |row| {
                 Ok((row.get(0)?, row.get::<_, i64>(1)?.cast_unsigned()))
             })?;
@@ -293,7 +293,7 @@ impl World {
         named.expect("the server's tables can be read")
     }
 
-    /// Returns those of the lost objects that have no other copy.
+    /// Returns those of the lost objects that have no other replica.
     pub(crate) fn lost(&self) -> BTreeSet<u64> {
         let named = self.named();
         let held = |object: u64| {
@@ -313,7 +313,7 @@ impl World {
             // If the first version of a file is lost while it is written, its object is stored nowhere.
             let was_nowhere = self.reference.content(object).is_none() && self.has_ended(id);
             assert!(
-                self.is_gone(object) || was_nowhere,
+                self.is_lost(object) || was_nowhere,
                 "object {object} is said to be lost, and its memory is there"
             );
             let node = self.nodes.iter().find(|node| node.id == id);

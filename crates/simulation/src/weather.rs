@@ -25,9 +25,9 @@ pub(crate) struct Weather {
     /// Longest time until one side notices that a connection broke, in milliseconds.
     pub(crate) notice_ms: u64,
     pub(crate) node_timeout_ms: u64,
-    pub(crate) node_away_ms: u64,
-    pub(crate) server_away_ms: u64,
-    /// Rate limit of repairs and moves, in bytes per second; 0 for no limit.
+    pub(crate) node_offline_ms: u64,
+    pub(crate) server_offline_ms: u64,
+    /// Rate limit of repairs and migrations, in bytes per second; 0 for no limit.
     pub(crate) move_bytes_per_sec: u64,
 }
 
@@ -40,7 +40,7 @@ enum Fault {
     NodeDatabaseFull,
     NodeFull,
     ServerDatabaseFull,
-    QueueAway,
+    QueueOffline,
 }
 
 static FAULTS: [(Fault, &str); 8] = [
@@ -51,7 +51,7 @@ static FAULTS: [(Fault, &str); 8] = [
     (Fault::NodeDatabaseFull, "node-database-full"),
     (Fault::NodeFull, "node-full"),
     (Fault::ServerDatabaseFull, "server-database-full"),
-    (Fault::QueueAway, "queue-away"),
+    (Fault::QueueOffline, "queue-offline"),
 ];
 
 impl Weather {
@@ -72,8 +72,8 @@ impl Weather {
             unlink: some(dice, 100),
             notice_ms: [1, 500, 15_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
             node_timeout_ms: [300, 3000, 10_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
-            node_away_ms: [100, 3000, 30_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
-            server_away_ms: [10, 1000, 20_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
+            node_offline_ms: [100, 3000, 30_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
+            server_offline_ms: [10, 1000, 20_000][usize::try_from(dice.roll(3)).unwrap_or(0)],
             move_bytes_per_sec: 0,
         }
     }
@@ -169,7 +169,7 @@ impl World {
                     world.fill_server(false)
                 });
             }
-            Fault::QueueAway => {
+            Fault::QueueOffline => {
                 let mute = self.dice.chance(500);
                 self.fail_queue(!mute, mute);
                 let delay = self.dice.roll(5000);
@@ -182,9 +182,9 @@ impl World {
         self.later(delay, "weather", World::change_weather);
     }
 
-    fn fail_queue(&self, away: bool, mute: bool) {
+    fn fail_queue(&self, offline: bool, mute: bool) {
         if let Some(broker) = &self.broker {
-            broker.fail(away, mute);
+            broker.fail(offline, mute);
         }
     }
 

@@ -32,11 +32,11 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
 /// Interval at which changes by the server itself are looked for, in milliseconds.
 const LOOK_MS: u64 = 200;
-/// Time after which the copies on an offline node are recreated, in milliseconds.
+/// Time after which the replicas on an offline node are recreated, in milliseconds.
 const REPAIR_MS: u64 = 6000;
 /// Interval at which all objects of a node are verified, where some are corrupted, in milliseconds.
 const SCRUB_MS: u64 = 12_000;
-/// Rate limit of moves in half of the runs that drain nodes.
+/// Rate limit of migrations in half of the runs that drain nodes.
 const MOVE_BYTES_PER_SEC: u64 = 20_000;
 /// Interval at which the driver is woken although nothing happened, in milliseconds.
 const DRIVER_LOOK_MS: u64 = 5000;
@@ -131,13 +131,13 @@ pub(crate) struct World {
     server_start: u64,
     driver_due: bool,
     policy: String,
-    /// Number of copies that the server is to make of each version.
-    pub(crate) copies: u32,
+    /// Number of replicas that the server is to make of each version.
+    pub(crate) replicas: u32,
     /// Source of corrupted objects; `None` if no objects are corrupted.
-    pub(crate) rot: Option<Dice>,
-    pub(crate) rots: bool,
+    pub(crate) bit_rot: Option<Dice>,
+    pub(crate) bit_rots: bool,
     /// Objects that were ever corrupted, by node.
-    pub(crate) rotted: BTreeSet<(usize, u64)>,
+    pub(crate) corrupted: BTreeSet<(usize, u64)>,
     /// Whether nodes are drained at random times.
     pub(crate) drains: bool,
     /// Whether a rule is triggered by the clients' files.
@@ -224,10 +224,10 @@ impl World {
             server_start: 0,
             driver_due: false,
             policy: policy.into(),
-            copies: 1,
-            rot: None,
-            rots: false,
-            rotted: BTreeSet::new(),
+            replicas: 1,
+            bit_rot: None,
+            bit_rots: false,
+            corrupted: BTreeSet::new(),
             drains: false,
             rules: false,
             hooks: false,
@@ -289,8 +289,8 @@ impl World {
         self.later(1, "look", World::look);
         self.later(1, "driver looks", World::driver_looks);
         self.later(1, "weather", World::change_weather);
-        if self.rot.is_some() {
-            self.later(1, "rot", World::rot);
+        if self.bit_rot.is_some() {
+            self.later(1, "bit rot", World::bit_rot);
         }
         if self.drains {
             self.drain_some();
@@ -623,7 +623,7 @@ impl World {
             seed: mix(self.dice.roll(u64::MAX) ^ self.server_life),
             node_timeout: Duration::from_millis(self.weather.node_timeout_ms),
             policy: self.policy.clone(),
-            copies: self.copies,
+            replicas: self.replicas,
             repair_after: Duration::from_millis(REPAIR_MS),
             scrub_every: Duration::from_millis(SCRUB_MS),
             move_bytes_per_sec: self.weather.move_bytes_per_sec,
@@ -665,7 +665,7 @@ impl World {
         }
         self.take_submitted();
         self.cut_streams();
-        let delay = self.dice.between(1, self.weather.server_away_ms);
+        let delay = self.dice.between(1, self.weather.server_offline_ms);
         self.later(delay, "start server", World::start_server);
     }
 
@@ -724,7 +724,7 @@ impl World {
         if self.nodes[node].life.is_some() || self.nodes[node].asleep {
             return;
         }
-        self.nodes[node].start(self.rots);
+        self.nodes[node].start(self.bit_rots);
         self.say("node starts");
         let life = self.nodes[node].lives;
         self.tend(node);
@@ -742,7 +742,7 @@ impl World {
         if let Some(wire) = self.attached[node].take() {
             self.cut(wire);
         }
-        let delay = self.dice.between(1, self.weather.node_away_ms);
+        let delay = self.dice.between(1, self.weather.node_offline_ms);
         self.later(delay, "start node", move |world| world.start_node(node));
     }
 

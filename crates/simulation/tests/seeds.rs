@@ -7,7 +7,7 @@ use tidemill_simulation::{Options, run};
 
 const SEEDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/seeds.txt");
 
-/// Parses a line of the file: a range of seeds, the faults that are left out, the number of copies of versions, and further options.
+/// Parses a line of the file: a range of seeds, the faults that are left out, the number of replicas of versions, and further options.
 fn parse(line: &str) -> Option<(Range<u64>, Options)> {
     let line = line.split('#').next()?.trim();
     let mut options = Options::default();
@@ -19,8 +19,8 @@ fn parse(line: &str) -> Option<(Range<u64>, Options)> {
                 let faults = words.next()?.split(',');
                 options.without = faults.map(str::to_owned).collect();
             }
-            "copies" => options.copies = words.next()?.parse().ok()?,
-            "rot" => options.rot = true,
+            "replicas" => options.replicas = words.next()?.parse().ok()?,
+            "bit-rot" => options.bit_rot = true,
             "drains" => options.drains = true,
             "together" => options.together = true,
             "rules" => options.rules = true,

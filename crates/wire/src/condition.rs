@@ -7,7 +7,7 @@ use crate::v1;
 
 /// Exit code of `tidemill health` for a state that affects no access to files.
 const NOTICE: u32 = 0;
-/// For a state in which all files can be read, but a daemon of the cluster or a copy is missing.
+/// For a state in which all files can be read, but a daemon of the cluster or a replica is missing.
 const DEGRADED: u32 = 3;
 /// For a state in which files cannot be read.
 const UNAVAILABLE: u32 = 4;
@@ -37,7 +37,7 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// No node has the only copies of these files any more.
+    /// No node has the only replicas of these files any more.
     DATA_LOST = "data-lost", UNAVAILABLE,
         "`tidemill health --all` names the files: write them again, or remove them";
     /// The nodes that have these files do not answer.
@@ -46,15 +46,15 @@ kinds! {
     /// No node stores data.
     NO_NODE = "no-node", DEGRADED, "start one with `tidemill node`";
     /// A node has no connection to the server.
-    NODE_AWAY = "node-away", DEGRADED,
+    NODE_OFFLINE = "node-offline", DEGRADED,
         "start it; if its host is lost, `tidemill node drain`, then `remove`";
     /// A node has no connection for longer than `--repair-after`.
-    NODE_GIVEN_UP = "node-given-up", DEGRADED,
+    NODE_FAILED = "node-failed", DEGRADED,
         "start it; if its host is lost, `tidemill node drain`, then `remove`";
     /// A node is connected and sends no messages.
     NODE_SILENT = "node-silent", DEGRADED, "look at its process, its disk and its host; restart it";
     /// A suspended node does not resume.
-    NODE_NOT_WOKEN = "node-not-woken", DEGRADED, "start it, and mend the `wake` command";
+    NODE_NOT_WOKEN = "node-not-woken", DEGRADED, "start it, and fix the `wake` command";
     /// A node of another release wants to attach.
     NODE_VERSION = "node-version", DEGRADED, "start it with the server's release";
     /// A node of another cluster wants to attach.
@@ -75,29 +75,29 @@ kinds! {
     /// A node's clock differs from the server's.
     NODE_CLOCK = "node-clock", DEGRADED, "set the clocks of both hosts";
     /// The store of a node's files is not found.
-    STORE_AWAY = "store-away", DEGRADED,
+    STORE_OFFLINE = "store-offline", DEGRADED,
         "mount the store; if it is empty for good, put an empty `.tidemill-store` there";
     /// The store of a node's files refuses them.
-    STORE_FAILING = "store-failing", DEGRADED, "mend the cause: address, keys, space or network of the store";
+    STORE_FAILING = "store-failing", DEGRADED, "fix the cause: address, keys, space or network of the store";
     /// A directory that is bound to a store cannot be updated.
-    STORE_UNSEEN = "store-unseen", DEGRADED, "mend the cause, then `tidemill bridge check`";
+    STORE_UNSEEN = "store-unseen", DEGRADED, "fix the cause, then `tidemill bridge check`";
     /// No node that is up takes new files.
     CLUSTER_FULL = "cluster-full", DEGRADED, "remove files, or add a node";
     /// The disk of the server's database is full.
     SERVER_FULL = "server-full", DEGRADED, "make space on the disk of the server's directory";
     /// The server's database cannot be written.
-    SERVER_DATABASE = "server-database", DEGRADED, "mend the disk of the server's directory, then restart the server";
+    SERVER_DATABASE = "server-database", DEGRADED, "repair the disk of the server's directory, then restart the server";
     /// Labels cannot be put into their queue.
-    QUEUE_AWAY = "queue-away", DEGRADED, "start NATS, or mend the way to it";
+    QUEUE_OFFLINE = "queue-offline", DEGRADED, "start NATS, or repair the connection to it";
     /// The server's database was rebuilt from incomplete data.
     REBUILT_INCOMPLETE = "rebuilt-incomplete", DEGRADED,
         "`tidemill rebuild` with better copies, if there are any";
-    /// Copies cannot be made.
-    COPIES_NO_ROOM = "copies-no-room", DEGRADED, "add a node, or remove files";
-    /// Copies are being made.
-    COPIES_MISSING = "copies-missing", DEGRADED, "wait: `tidemill health` says how long";
-    /// Copies are damaged and are recreated from others.
-    FILES_DAMAGED = "files-damaged", DEGRADED, "wait; if one node has many, drain it";
+    /// Replicas cannot be made.
+    REPLICAS_NO_ROOM = "replicas-no-room", DEGRADED, "add a node, or remove files";
+    /// Replicas are being made.
+    REPLICAS_MISSING = "replicas-missing", DEGRADED, "wait: `tidemill health` says how long";
+    /// Replicas are corrupt and are recreated from others.
+    FILES_CORRUPT = "files-corrupt", DEGRADED, "wait; if one node has many, drain it";
     /// Files of a lost writer cannot be sealed.
     FILES_UNSEALED = "files-unsealed", DEGRADED, "start the node that has them";
     /// A hook cannot keep up with its files.

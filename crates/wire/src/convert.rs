@@ -491,7 +491,7 @@ impl From<&core::Outcome> for v1::LabelOutcome {
             contents: outcome.contents.clone(),
             removed: outcome.removed.iter().map(|object| object.0).collect(),
             hash_ns: outcome.hashing.0,
-            damaged: outcome.damaged.iter().map(Into::into).collect(),
+            corrupt: outcome.corrupt.iter().map(Into::into).collect(),
         }
     }
 }
@@ -526,27 +526,27 @@ impl TryFrom<&v1::LabelOutcome> for core::Outcome {
             kernel_hash: outcome.kernel_hash.clone(),
             contents: outcome.contents.clone(),
             removed: outcome.removed.iter().copied().map(ObjectId).collect(),
-            damaged: outcome.damaged.iter().map(Into::into).collect(),
+            corrupt: outcome.corrupt.iter().map(Into::into).collect(),
             stdout: outcome.stdout.clone(),
             stderr: outcome.stderr.clone(),
         })
     }
 }
 
-impl From<&core::Damaged> for v1::DamagedObject {
-    fn from(damaged: &core::Damaged) -> Self {
+impl From<&core::Corrupt> for v1::CorruptObject {
+    fn from(corrupt: &core::Corrupt) -> Self {
         Self {
-            object: damaged.object.0,
-            what: damaged.what.clone(),
+            object: corrupt.object.0,
+            what: corrupt.what.clone(),
         }
     }
 }
 
-impl From<&v1::DamagedObject> for core::Damaged {
-    fn from(damaged: &v1::DamagedObject) -> Self {
+impl From<&v1::CorruptObject> for core::Corrupt {
+    fn from(corrupt: &v1::CorruptObject) -> Self {
         Self {
-            object: ObjectId(damaged.object),
-            what: damaged.what.clone(),
+            object: ObjectId(corrupt.object),
+            what: corrupt.what.clone(),
         }
     }
 }

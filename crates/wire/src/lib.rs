@@ -8,9 +8,9 @@ pub mod capability;
 pub mod condition;
 pub mod control;
 pub mod convert;
-pub mod copies;
 pub mod lineage;
 pub mod local;
+pub mod replicas;
 pub mod route;
 pub mod shape;
 

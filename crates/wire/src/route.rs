@@ -3,7 +3,7 @@
 //! | method, path | effect |
 //! |---|---|
 //! | `GET /objects/{id}` | the bytes; honours one `Range: bytes=a-b`; `206` with `Content-Range` |
-//! | `GET /objects/{id}?damaged=true` | the bytes of an object that is damaged, as far as they can be read |
+//! | `GET /objects/{id}?corrupt=true` | the bytes of an object that is corrupt, as far as they can be read |
 //! | `POST /objects/{id}/ranges` | the bytes of ranges of a sealed object, one after the other (body: a JSON list of `[first, end]`, `end` not included; at most [`RANGES_MAX`], [`RANGES_BYTES_MAX`] bytes); `416` if a range is beyond its end |
 //! | `HEAD /objects/{id}` | length only |
 //! | `PUT /objects/{id}?offset=N` | writes the body at `N` (0 if absent) of an unsealed object, which is created if necessary |
@@ -18,7 +18,7 @@
 //! | `POST /objects/{id}/peer?label=N&rank=N&port=N` | `101`: the connection leads to that port of such a rank |
 //! | `POST /objects/{id}/seal` | seals it (body: [`SealBody`] as JSON); answers `{"size": N}`; idempotent |
 //! | `POST /seal` | seals many at once (body: list of [`SealItem`], whose first capability is in the header, too); answers a list of [`SealResult`], in order |
-//! | `POST /copies?bytes=B` | the data for copies of many small objects (body: list of [`CopyItem`](crate::copies::CopyItem), whose first capability is in the header, too): their hashes and, if `B` is `true`, their bytes, as [`encode`](crate::copies::encode) writes them |
+//! | `POST /replicas?bytes=B` | the data for replicas of many small objects (body: list of [`ReplicaItem`](crate::replicas::ReplicaItem), whose first capability is in the header, too): their hashes and, if `B` is `true`, their bytes, as [`encode`](crate::replicas::encode) writes them |
 //! | `GET /objects?directory=N` | the objects of one of its 256 directories as JSON: a list of [`Listed`] |
 //! | `GET /objects/{id}/attributes`, `GET` or `PUT /objects/{id}/attributes/{page}/{number}` | attributes |
 //! | `GET /objects/{id}/members` | the objects of a collection as JSON |
@@ -33,7 +33,7 @@
 //! | `GET /tasks` | the task tracker: all labels that are queued or run, as JSON |
 //! | `GET /tasks/{id}` | one task, as JSON; `{id}` is its number in decimal |
 //!
-//! An object that is damaged, or lost below the node, is answered with `410`; so is a channel that does not exist.
+//! An object that is corrupt, or lost below the node, is answered with `410`; so is a channel that does not exist.
 //!
 //! Object ids are 16 hexadecimal digits. Every request has a capability in the header [`CAPABILITY_HEADER`]; without it no more of the
 //! request is read. The capability is that of the object. A task needs a capability for its task collection. `GET /status` and `GET /tasks`

@@ -154,7 +154,7 @@ impl Sftp {
             );
             return Error::Store { path, reason }.into();
         }
-        Why::away(&path, reason)
+        Why::offline(&path, reason)
     }
 
     /// Fails if a link is on the path to the directory of a file.
@@ -260,7 +260,7 @@ impl Sftp {
 
 async fn ask(session: &Session, path: &str, packet: Packet) -> Result<Answer, Why> {
     let answer = session.ask(packet).await;
-    answer.map_err(|reason| Why::away(path, reason))
+    answer.map_err(|reason| Why::offline(path, reason))
 }
 
 /// Returns the server's path of a directory, with links resolved.

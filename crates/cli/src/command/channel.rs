@@ -157,10 +157,14 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
                 room,
                 channel,
             };
-            let gone = server.rooms().remove_channel(request).await;
-            let gone = gone.map_err(|status| server.explain(status))?.into_inner();
-            let text = format!("channel {} is removed", gone.channel);
-            context.output.show(&Said::new(text, channel_json(&gone)))?;
+            let deleted = server.rooms().remove_channel(request).await;
+            let deleted = deleted
+                .map_err(|status| server.explain(status))?
+                .into_inner();
+            let text = format!("channel {} is removed", deleted.channel);
+            context
+                .output
+                .show(&Said::new(text, channel_json(&deleted)))?;
         }
     }
     Ok(ExitCode::SUCCESS)

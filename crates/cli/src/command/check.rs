@@ -8,11 +8,11 @@ use tidemill_wire::v1::{self, check_reply::Message};
 
 const EXAMPLES: &str = "Examples:
   tidemill check                    objects without a file, files whose bytes are missing or wrong
-  tidemill check --mend             seal unsealed files that have a name, too
-  tidemill check --mend --yes       set objects without a file aside, too; nodes remove them after a week
+  tidemill check --repair           seal unsealed files that have a name, too
+  tidemill check --repair --yes     set objects without a file aside, too; nodes remove them after a week
   tidemill --json check | jq -r 'select(.kind == \"missing\").path'
 
-Exit codes: 0 no findings, 1 findings (mended or not), or the check failed.";
+Exit codes: 0 no findings, 1 findings (repaired or not), or the check failed.";
 
 /// Compare the namespace with the objects on nodes (administrators only)
 #[derive(Debug, clap::Args)]
@@ -20,9 +20,9 @@ Exit codes: 0 no findings, 1 findings (mended or not), or the check failed.";
 pub(crate) struct Args {
     /// Seal unsealed files that have a name, and show the objects that --yes would remove
     #[arg(long)]
-    mend: bool,
-    /// With --mend: remove objects without a file. Their nodes keep them for a week
-    #[arg(long, requires = "mend")]
+    repair: bool,
+    /// With --repair: remove objects without a file. Their nodes keep them for a week
+    #[arg(long, requires = "repair")]
     yes: bool,
     /// Minimum age of a reported object without a file, in seconds. A younger object may belong to a file in creation
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
@@ -32,7 +32,7 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let request = v1::CheckRequest {
-        mend: args.mend,
+        repair: args.repair,
         age_ns_min: args.age.saturating_mul(1_000_000_000),
         remove: args.yes,
     };
@@ -52,7 +52,7 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
             }
             Some(Message::Checked(checked)) => {
                 context.output.step(&CheckedView { checked, findings })?;
-                if args.mend && !args.yes && orphans > 0 {
+                if args.repair && !args.yes && orphans > 0 {
                     context.note(format_args!(
                         "{} would be removed: look at them, then run it again with --yes",
                         format::count(orphans, "object")

@@ -24,7 +24,7 @@ const EXAMPLES: &str = "Examples:
   tidemill get /mosaic.png picture.png          under another name
   tidemill get -r /results .                    a directory with all files below it
   tidemill get /counts.txt - | sort             to standard output
-  tidemill get --damaged /raw/a.fits rest.fits  the rest of a file with damage in every copy";
+  tidemill get --corrupt /raw/a.fits rest.fits  the rest of a file with corruption in every replica";
 
 /// Files copied at the same time.
 const AT_ONCE: usize = 8;
@@ -39,9 +39,9 @@ pub(crate) struct Args {
     /// Copy directories with all files below them
     #[arg(long, short)]
     recursive: bool,
-    /// Copy files with damage in every copy, too. The damaged bytes differ from the written bytes
+    /// Copy files with corruption in every replica, too. The corrupt bytes differ from the written bytes
     #[arg(long)]
-    damaged: bool,
+    corrupt: bool,
 }
 
 /// One file to be copied: path in the cluster, local path, mode, size.
@@ -57,8 +57,8 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let transfer = Arc::new(context.transfer().await?);
     let (sources, local) = args.paths.split_at(args.paths.len() - 1);
     anyhow::ensure!(
-        !args.damaged || local[0] != "-",
-        "--damaged needs a file to write to, not standard output"
+        !args.corrupt || local[0] != "-",
+        "--corrupt needs a file to write to, not standard output"
     );
     if local[0] == "-" {
         for path in sources {
@@ -79,7 +79,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         }
         let (transfer, progress) = (transfer.clone(), progress.clone());
         running.spawn(async move {
-            let got = copy(&transfer, &file, args.damaged, &progress).await;
+            let got = copy(&transfer, &file, args.corrupt, &progress).await;
             got.with_context(|| format!("can't get {} as {}", file.path, file.local.display()))
         });
     }
@@ -167,7 +167,7 @@ async fn collect(
 async fn copy(
     transfer: &Transfer,
     file: &Wanted,
-    damaged: bool,
+    corrupt: bool,
     progress: &Progress,
 ) -> anyhow::Result<u64> {
     progress.now(&file.path);
@@ -183,8 +183,8 @@ async fn copy(
     );
     part.push(".part");
     let part = file.local.with_file_name(part);
-    let got = match damaged {
-        true => transfer.get_damaged(&file.path, &part, add).await,
+    let got = match corrupt {
+        true => transfer.get_corrupt(&file.path, &part, add).await,
         false => transfer.get(&file.path, &part, add).await,
     };
     let kept = match got {

@@ -1,4 +1,4 @@
-//! `tidemill health`: the states that need an administrator, and files that are unavailable or lack copies.
+//! `tidemill health`: the states that need an administrator, and files that are unavailable or lack replicas.
 
 use crate::context::Context;
 use crate::output::health::HealthView;
@@ -11,14 +11,14 @@ const EXAMPLES: &str = "Examples:
   tidemill health --all                         every file's name
   tidemill --json health --all | jq -r '.files[] | select(.kind == \"lost\").path'
 
-Exit codes: 0 all is well; 3 all files are available, but a state of the cluster needs an administrator, or copies are missing;
-4 files are unavailable: their nodes do not answer, or every copy is damaged; another code: the command failed.
+Exit codes: 0 all is well; 3 all files are available, but a state of the cluster needs an administrator, or replicas are missing;
+4 files are unavailable: their nodes do not answer, or every replica is corrupt; another code: the command failed.
 docs/operating.md lists the states by name.";
 
 /// The lists of files.
-const KINDS: [&str; 3] = ["lost", "damaged", "short"];
+const KINDS: [&str; 3] = ["lost", "corrupt", "short"];
 
-/// Show the states that need an administrator, and files that are unavailable, damaged or lack copies
+/// Show the states that need an administrator, and files that are unavailable, corrupt or lack replicas
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

@@ -11,14 +11,14 @@ const EXAMPLES: &str = "Examples:
 
 The list has queued and running labels, and the number of files that wait for their own labels. Labels of tasks are in `tidemill jobs`.";
 
-/// Show labels that belong to no job: copies, removals, and their reasons (administrators only)
+/// Show labels that belong to no job: replication, removals, and their reasons (administrators only)
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {}
 
 pub(crate) async fn run(_: &Args, context: &Context) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
-    let listed = server.places().list(v1::MovesRequest {}).await;
+    let listed = server.places().list(v1::MigrationsRequest {}).await;
     let listed = listed
         .map_err(|status| server.explain(status))?
         .into_inner();

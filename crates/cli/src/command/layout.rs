@@ -11,7 +11,7 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 const EXAMPLES: &str = "Examples:
   tidemill layout /raw/a.fits
-  tidemill --json layout /raw/a.fits | jq '.parts[].copies'";
+  tidemill --json layout /raw/a.fits | jq '.parts[].replicas'";
 
 /// Show the nodes that hold the bytes of files
 #[derive(Debug, clap::Args)]

@@ -14,7 +14,7 @@ const EXAMPLES: &str = "Examples:
   tidemill move /raw --cancel               stop; files that have not moved yet stay
 
 Files move in the background, by labels (`tidemill labels`), and continue after a restart of the server. Readers of the files
-do not notice. If a file has several copies, the first copy moves. Files that one of the nodes already has stay there.";
+do not notice. If a file has several replicas, the first replica moves. Files that one of the nodes already has stay there.";
 
 /// Move files of the cluster to other nodes
 #[derive(Debug, clap::Args)]

@@ -142,7 +142,7 @@ pub(crate) struct Args {
     /// [default: true]
     #[arg(long, value_name = "BOOL", env = "TIDEMILL_NODE_IN_PLACE")]
     in_place: Option<bool>,
-    /// Rate in bytes per second at which an idle node reads its objects, to hash them and to find damage; off: the node
+    /// Rate in bytes per second at which an idle node reads its objects, to hash them and to find corruption; off: the node
     /// does neither by itself [default: 64Mi]
     #[arg(long, value_name = "SIZE|off", env = "TIDEMILL_NODE_SCRUB_RATE")]
     scrub_rate: Option<OrOff<Size>>,

@@ -15,9 +15,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use tidemill_client::Server;
 use tidemill_client::transfer::{Transfer, Wanted};
-use tidemill_core::copies;
 use tidemill_core::id::NodeId;
 use tidemill_core::layout::Stripes;
+use tidemill_core::replicas;
 use tidemill_wire::v1::{self, name_op::Op};
 use tokio::task::JoinSet;
 
@@ -26,8 +26,8 @@ const EXAMPLES: &str = "Examples:
   tidemill put a.fits /raw/first.fits           under another name
   tidemill put -r survey /                      a directory with all files below it, as /survey
   tidemill put --node 2 a.fits /raw/         to one node
-  tidemill put --copies 2 a.fits /raw/          with a copy on another host, made afterwards
-  tidemill put --copies 2,now a.fits /raw/      the same; wait for the copy
+  tidemill put --replicas 2 a.fits /raw/        with a replica on another host, made afterwards
+  tidemill put --replicas 2,now a.fits /raw/    the same; wait for the replica
   tidemill put --stripe 1MiB,4 big /raw/        1 MiB to each of 4 nodes in turn
   make-data | tidemill put - /raw/data          from standard input";
 
@@ -47,10 +47,10 @@ pub(crate) struct Args {
     /// Id of the node for the files [default: the directory's, else by inode]
     #[arg(long, short, value_name = "ID")]
     node: Option<u32>,
-    /// Number of nodes with a copy, on other hosts first, 1 to 8; with `,now` the command waits for the copies [default: as the
+    /// Number of nodes with a replica, on other hosts first, 1 to 8; with `,now` the command waits for the replicas [default: as the
     /// directory says]
     #[arg(long, value_name = "N[,now]")]
-    copies: Option<copies::Wanted>,
+    replicas: Option<replicas::Wanted>,
     /// Size of a stripe and number of nodes [default: as the directory says; without WIDTH: all nodes]
     #[arg(long, value_name = "UNIT[,WIDTH]", conflicts_with = "node")]
     stripe: Option<Stripes>,
@@ -82,7 +82,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         transfer: Transfer::new(server.clone(), credentials()),
         wanted: Wanted {
             node: args.node.map(NodeId),
-            copies: args.copies,
+            replicas: args.replicas,
             stripes: args.stripe,
         },
         progress: Progress::new(context, total),

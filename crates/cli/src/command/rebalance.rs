@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill rebalance --dry-run              show the planned moves
+  tidemill rebalance --dry-run              show the planned migrations
   tidemill rebalance                        move files, in the background
   tidemill rebalance --within 2             balance smaller differences, too
   tidemill rebalance --cancel               stop; files that have not moved yet stay
@@ -17,7 +17,7 @@ The fill level is the used share of a node's capacity. Only nodes that are up an
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Show the planned moves, and move nothing
+    /// Show the planned migrations, and move nothing
     #[arg(long)]
     dry_run: bool,
     /// Difference of fill levels that is tolerated, in percent of the capacity, 1 to 100

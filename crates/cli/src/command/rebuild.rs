@@ -13,7 +13,7 @@ const EXAMPLES: &str = "Examples:
   tidemill rebuild                                   the cluster of `tidemill up`, after its server.db was lost
   tidemill rebuild --data-dir /srv/server /srv/el-0 /copies/node-1.db
 
-Stop the server and move a damaged server.db (with its -wal and -shm) elsewhere first. Name every node of the
+Stop the server and move a corrupt server.db (with its -wal and -shm) elsewhere first. Name every node of the
 cluster: its directory, or a copy of its node.db. `sqlite3 node.db '.backup COPY'` copies the database of a
 running node; a plain copy lacks the writes in node.db-wal, and is refused. Names, links, owners, modes, times, versions,
 extended attributes and lineage are restored as the server last noted them on the nodes, about a second after each change.
@@ -82,7 +82,7 @@ fn said(rebuilt: &Rebuilt) -> Said {
             rebuilt.apart.iter().map(apart).collect(),
         ),
         (
-            "rules are gone: the directories that had them as an attribute are not there, or have another one",
+            "rules are lost: the directories that had them as an attribute are not there, or have another one",
             rebuilt.rules_left.clone(),
         ),
     ];

@@ -99,7 +99,7 @@ struct Log {
     /// Name or number of the rule
     #[arg(value_name = "RULE")]
     name: String,
-    /// States of listed firings: `queued`, `waiting`, `running`, `done`, `failed`, `gone`, `loop`, `other`
+    /// States of listed firings: `queued`, `waiting`, `running`, `done`, `failed`, `deleted`, `loop`, `other`
     #[arg(long, value_name = "STATE,…", value_delimiter = ',')]
     state: Vec<String>,
     /// Maximum number of firings

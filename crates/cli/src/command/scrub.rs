@@ -1,4 +1,4 @@
-//! `tidemill scrub`: nodes read their objects and find damage.
+//! `tidemill scrub`: nodes read their objects and find corruption.
 
 use crate::context::Context;
 use crate::files;
@@ -14,12 +14,12 @@ const EXAMPLES: &str = "Examples:
   tidemill scrub                    all objects of all nodes, in the background
   tidemill scrub --node 2 --wait
   tidemill scrub --wait /raw        the files below a directory, with the findings
-  tidemill --json scrub --wait /raw | jq '.damaged[].path'
+  tidemill --json scrub --wait /raw | jq '.corrupt[].path'
 
-Nodes compare objects with their hashes, made soon after the seal. A damaged object is restored from
-another copy, if one exists; `tidemill health` lists objects that could not be restored.
+Nodes compare objects with their hashes, made soon after the seal. A corrupt object is restored from
+another replica, if one exists; `tidemill health` lists objects that could not be restored.
 
-Exit codes: 0 no damage (or without --wait), 1 damage was found, repaired or not, or not all objects could be read.";
+Exit codes: 0 no corruption (or without --wait), 1 corruption was found, repaired or not, or not all objects could be read.";
 
 /// How often it is asked how far it is.
 const PERIOD: Duration = Duration::from_millis(300);
@@ -53,10 +53,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         return Ok(ExitCode::SUCCESS);
     }
     let reply = ended(&server, &asked, context).await?;
-    let away = asked.away.clone();
-    let damaged = reply.scrubs.iter().map(|one| one.damaged).sum::<u64>();
-    context.output.show(&ScrubView { reply, away })?;
-    let well = damaged == 0 && asked.away.is_empty();
+    let offline = asked.offline.clone();
+    let corrupt = reply.scrubs.iter().map(|one| one.corrupt).sum::<u64>();
+    context.output.show(&ScrubView { reply, offline })?;
+    let well = corrupt == 0 && asked.offline.is_empty();
     Ok(ExitCode::from(u8::from(!well)))
 }
 
@@ -76,7 +76,7 @@ async fn ended(
         let objects: u64 = reply.scrubs.iter().map(|one| one.objects).sum();
         let text = format!("{objects} objects read");
         progress.now(&text);
-        let up = |one: &&v1::NodeScrub| !asked.away.contains(&one.node);
+        let up = |one: &&v1::NodeScrub| !asked.offline.contains(&one.node);
         if reply.scrubs.iter().filter(up).all(|one| one.ended > 0) {
             progress.end();
             return Ok(reply);

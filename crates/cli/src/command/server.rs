@@ -3,7 +3,7 @@
 use super::node;
 use crate::config::BurstFull;
 use crate::context::Context;
-use crate::format::{Copies, Length, OrOff, QueueText, Size};
+use crate::format::{Length, OrOff, QueueText, Replicas, Size};
 use crate::process::{self, Foreground};
 use anyhow::Context as _;
 use std::net::SocketAddr;
@@ -12,9 +12,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_client::Endpoint;
 use tidemill_core::burst::Limits;
-use tidemill_core::copies::Wanted;
 use tidemill_core::event::Role;
 use tidemill_core::id::NodeId;
+use tidemill_core::replicas::Wanted;
 use tidemill_core::time::Span;
 use tidemill_server::elastic::{Command, Commands};
 
@@ -85,21 +85,21 @@ pub(crate) struct Args {
     /// Time that finished jobs stay on the list, such as 30d [default: until they are deleted]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_KEEP_JOBS")]
     keep_jobs: Option<Length>,
-    /// Number of nodes with a copy of each file, on other hosts first, 1 to 8, such as 2, or 2,now if seals wait for
-    /// the copies; directories may have another number [default: 1]
-    #[arg(long, value_name = "N[,now]", env = "TIDEMILL_SERVER_COPIES")]
-    copies: Option<Wanted>,
-    /// Time for which a node may be offline before its copies of files are made again elsewhere, such as 30m [default: 10m]
+    /// Number of nodes with a replica of each file, on other hosts first, 1 to 8, such as 2, or 2,now if seals wait for
+    /// the replicas; directories may have another number [default: 1]
+    #[arg(long, value_name = "N[,now]", env = "TIDEMILL_SERVER_REPLICAS")]
+    replicas: Option<Wanted>,
+    /// Time for which a node may be offline before its replicas of files are recreated elsewhere, such as 30m [default: 10m]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_SERVER_REPAIR_AFTER")]
     repair_after: Option<Length>,
     /// Interval at which an idle node reads all its objects and compares them with the sealed content, such as
     /// 30d; off: only by `tidemill scrub` [default: 7d]
     #[arg(long, value_name = "TIME|off", env = "TIDEMILL_SERVER_SCRUB_EVERY")]
     scrub_every: Option<OrOff<Length>>,
-    /// Maximum rate of copies for repairs and moves, all nodes together, in bytes per second, such as 50M; 0: no limit [default:
+    /// Maximum rate of copying for repairs and migrations, all nodes together, in bytes per second, such as 50M; 0: no limit [default:
     /// 250M]
-    #[arg(long, value_name = "SIZE", env = "TIDEMILL_SERVER_MOVE_RATE")]
-    move_rate: Option<Size>,
+    #[arg(long, value_name = "SIZE", env = "TIDEMILL_SERVER_MIGRATION_RATE")]
+    migration_rate: Option<Size>,
     #[command(flatten)]
     queue: QueueArg,
     #[command(flatten)]
@@ -254,8 +254,11 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Conf
     if let Some(Size(rate)) = args.link.or(file.link) {
         config.link_bytes_per_sec = rate;
     }
-    if let Some(copies) = args.copies.or(file.copies.map(|Copies(wanted)| wanted)) {
-        config.copies = copies;
+    if let Some(replicas) = args
+        .replicas
+        .or(file.replicas.map(|Replicas(wanted)| wanted))
+    {
+        config.replicas = replicas;
     }
     if let Some(Length(time)) = args.repair_after.or(file.repair_after) {
         config.repair_after = time;
@@ -263,7 +266,7 @@ fn config(args: Args, context: &Context) -> anyhow::Result<tidemill_server::Conf
     if let Some(OrOff(every)) = args.scrub_every.or(file.scrub_every) {
         config.scrub_every = every.map(|Length(time)| time);
     }
-    if let Some(Size(rate)) = args.move_rate.or(file.move_rate) {
+    if let Some(Size(rate)) = args.migration_rate.or(file.migration_rate) {
         config.move_bytes_per_sec = rate;
     }
     if let Some(queue) = args.queue.queue.as_ref().or(file.queue.as_ref()) {

@@ -17,7 +17,7 @@ use tidemill_wire::v1;
 use tonic::Code;
 
 const EXAMPLES: &str = "Examples:
-  tidemill stage /input --wait              wait until all files below it have a copy in the burst tier
+  tidemill stage /input --wait              wait until all files below it have a replica in the burst tier
   tidemill stage /input --node 8         on that node of the tier
   tidemill --json stage /input | jq .bytes
   tidemill drain /output --free --wait      the other way, after the program has ended
@@ -25,8 +25,8 @@ const EXAMPLES: &str = "Examples:
   tidemill stage list
   tidemill stage release /run/42
 
-Without --node, the copies are made on a node of the tier on this host, if it has one, else on the node with the most room.
-`copies` does not count them. They are removed when room is needed, in the order of staging. You need the right to read the files.";
+Without --node, the replicas are made on a node of the tier on this host, if it has one, else on the node with the most room.
+`replicas` does not count them. They are removed when room is needed, in the order of staging. You need the right to read the files.";
 
 const RESERVE_EXAMPLES: &str = "Examples:
   tidemill stage reserve 100GB --path /run/42            fail at once if room is missing

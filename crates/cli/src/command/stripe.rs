@@ -24,7 +24,7 @@ const EXAMPLES: &str = "Examples:
   tidemill layout /big/file        show the nodes with the bytes of a file
 
 An existing file stays as it is until it is written again. --rewrite writes it now, with the same bytes, owner, mode, time
-and number of copies, as a new version, and refuses a file that is being written.";
+and number of replicas, as a new version, and refuses a file that is being written.";
 
 /// The directory attribute.
 const NAME: &[u8] = b"user.tidemill.stripe";
@@ -65,7 +65,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         anyhow::ensure!(
             attr.kind() == Kind::Directory,
             "{path} is a file, and stays as it lies; new files of a directory are striped: `tidemill stripe DIRECTORY {stripes}`, or \
-             `tidemill stripe --rewrite {path} {stripes}` to write it anew"
+             `tidemill stripe --rewrite {path} {stripes}` to rewrite it"
         );
         let set = v1::SetXattr {
             ino: attr.ino,

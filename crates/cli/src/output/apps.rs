@@ -55,7 +55,7 @@ impl View for AppsView {
                 "no agent runs: `tidemill agent --detach` starts one, or the next application does"
             )?;
         }
-        for path in &self.0.damaged {
+        for path in &self.0.corrupt {
             let log = self.0.directory.join("agent.log");
             writeln!(
                 out,
@@ -86,7 +86,7 @@ impl View for AppsView {
             "agent": self.0.agent,
             "directory": self.0.directory,
             "applications": self.0.applications.iter().map(of).collect::<Vec<_>>(),
-            "damaged": self.0.damaged,
+            "corrupt": self.0.corrupt,
         })
     }
 }

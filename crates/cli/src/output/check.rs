@@ -22,8 +22,8 @@ impl View for FindingView {
         if !finding.path.is_empty() {
             write!(out, ", {}", line(&String::from_utf8_lossy(&finding.path)))?;
         }
-        let mended = if finding.mended { " (mended)" } else { "" };
-        writeln!(out, ": {}{mended}", finding.text)
+        let repaired = if finding.repaired { " (repaired)" } else { "" };
+        writeln!(out, ": {}{repaired}", finding.text)
     }
 
     fn json(&self) -> Value {
@@ -35,7 +35,7 @@ impl View for FindingView {
             "bytes": finding.size,
             "path": escaped(&finding.path),
             "text": finding.text,
-            "mended": finding.mended,
+            "repaired": finding.repaired,
         })
     }
 }

@@ -80,7 +80,7 @@ impl View for ClusterView {
             )?;
         }
         self.unsealed_text(out)?;
-        self.copies_text(out)?;
+        self.replicas_text(out)?;
         if self.running.is_empty() {
             return Ok(());
         }
@@ -104,7 +104,7 @@ impl View for ClusterView {
             "mounts": status.mounts.iter().map(mount_json).collect::<Vec<_>>(),
             "health": health_word(status),
             "states": conditions_json(&status.conditions),
-            "copies": copies_json(status.copies.as_ref()),
+            "replicas": replicas_json(status.replicas.as_ref()),
             "spilled": status.spilled,
             "hooks_behind": status.hooks_behind.iter().map(|hook| json!({
                 "name": hook.name, "uid": hook.uid, "files": hook.files, "bytes": hook.bytes,
@@ -243,21 +243,21 @@ impl ClusterView {
         Ok(())
     }
 
-    fn copies_text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let Some(copies) = &self.status.copies else {
+    fn replicas_text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Some(replicas) = &self.status.replicas else {
             return Ok(());
         };
-        let lost = copies.lost_nodes.len() as u64;
+        let lost = replicas.lost_nodes.len() as u64;
         let said = [
-            (copies.lost, "file", "that can't be had"),
-            (copies.damaged, "damaged copy", ""),
-            (copies.short, "file", "with fewer copies than wanted"),
-            (lost, "node", "given up"),
+            (replicas.lost, "file", "that can't be had"),
+            (replicas.corrupt, "corrupt replica", ""),
+            (replicas.short, "file", "with fewer replicas than wanted"),
+            (lost, "node", "declared failed"),
         ];
         let said = said.into_iter().filter(|(count, ..)| *count > 0);
         let said = said.map(|(count, noun, what)| {
             let counted = match (noun, count) {
-                ("damaged copy", 2..) => format!("{count} damaged copies"),
+                ("corrupt replica", 2..) => format!("{count} corrupt replicas"),
                 _ => format::count(count, noun),
             };
             format!("{counted} {what}").trim_end().to_owned()
@@ -353,13 +353,13 @@ fn mount_json(mount: &v1::Mount) -> Value {
 
 /// Returns the health of the cluster in one word, like `tidemill health`.
 fn health_word(status: &v1::StatusReply) -> &'static str {
-    let copies = status.copies.clone().unwrap_or_default();
+    let replicas = status.replicas.clone().unwrap_or_default();
     let view = HealthView {
         health: v1::HealthReply {
-            lost: copies.lost,
-            short: copies.short,
-            damaged: copies.damaged,
-            lost_nodes: copies.lost_nodes,
+            lost: replicas.lost,
+            short: replicas.short,
+            corrupt: replicas.corrupt,
+            lost_nodes: replicas.lost_nodes,
             ..v1::HealthReply::default()
         },
         nodes: Vec::new(),
@@ -368,15 +368,15 @@ fn health_word(status: &v1::StatusReply) -> &'static str {
     view.word()
 }
 
-fn copies_json(copies: Option<&v1::CopyHealth>) -> Value {
-    let copies = copies.cloned().unwrap_or_default();
-    let paths = copies.lost_paths.iter();
+fn replicas_json(replicas: Option<&v1::ReplicaHealth>) -> Value {
+    let replicas = replicas.cloned().unwrap_or_default();
+    let paths = replicas.lost_paths.iter();
     json!({
-        "short": copies.short,
-        "lost": copies.lost,
+        "short": replicas.short,
+        "lost": replicas.lost,
         "lost_paths": paths.map(|path| tidemill_core::shown::escaped(path)).collect::<Vec<_>>(),
-        "lost_nodes": copies.lost_nodes,
-        "damaged": copies.damaged,
+        "lost_nodes": replicas.lost_nodes,
+        "corrupt": replicas.corrupt,
     })
 }
 

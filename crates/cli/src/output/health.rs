@@ -31,16 +31,16 @@ impl HealthView {
     pub(super) fn word(&self) -> &'static str {
         let health = &self.health;
         let worst = self.conditions.iter().map(|one| one.exit).max();
-        let only_copies = self
+        let only_replicas = self
             .conditions
             .iter()
-            .all(|one| one.exit == 0 || is_mending(one));
+            .all(|one| one.exit == 0 || is_repairing(one));
         if health.lost + health.hopeless > 0 || worst >= Some(4) {
             "lost"
-        } else if !health.lost_nodes.is_empty() || self.has_no_room() || !only_copies {
+        } else if !health.lost_nodes.is_empty() || self.has_no_room() || !only_replicas {
             "degraded"
-        } else if health.short + health.damaged + health.mending > 0 {
-            "mending"
+        } else if health.short + health.corrupt + health.repairing > 0 {
+            "repairing"
         } else {
             "well"
         }
@@ -55,7 +55,7 @@ impl HealthView {
     /// Returns whether replicas are missing and none of them can be made.
     fn has_no_room(&self) -> bool {
         let health = &self.health;
-        health.short > 0 && health.resting >= health.short && health.mending == 0
+        health.short > 0 && health.resting >= health.short && health.repairing == 0
     }
 
     /// Returns the time until the missing replicas are made, in nanoseconds; `None` if it is not known.
@@ -74,14 +74,14 @@ impl HealthView {
         Some(u64::try_from(ns).unwrap_or(u64::MAX))
     }
 
-    fn mending_text(&self, out: &mut dyn Write) -> io::Result<()> {
+    fn repairing_text(&self, out: &mut dyn Write) -> io::Result<()> {
         let health = &self.health;
-        if health.short + health.damaged + health.mending == 0 {
+        if health.short + health.corrupt + health.repairing == 0 {
             return Ok(());
         }
         writeln!(
             out,
-            "short     {} with fewer copies than wanted",
+            "short     {} with fewer replicas than wanted",
             format::count(health.short, "file")
         )?;
         if self.has_no_room() {
@@ -97,10 +97,10 @@ impl HealthView {
         };
         writeln!(
             out,
-            "mending   {} at this moment; {} left{left}",
-            match health.mending {
-                1 => "1 copy is made".to_owned(),
-                count => format!("{count} copies are made"),
+            "repairing {} at this moment; {} left{left}",
+            match health.repairing {
+                1 => "1 replica is made".to_owned(),
+                count => format!("{count} replicas are made"),
             },
             format::bytes(health.bytes_left),
         )
@@ -113,16 +113,16 @@ impl HealthView {
             let scrubs = self.health.scrubs.iter().filter(of);
             let last = scrubs
                 .clone()
-                .filter(|one| one.ended > 0 && one.objects + one.damaged > 0)
+                .filter(|one| one.ended > 0 && one.objects + one.corrupt > 0)
                 .max_by_key(|one| one.ended);
             write!(out, "scrub     node {node}: ")?;
             match last {
                 Some(last) => write!(
                     out,
-                    "all read until {} UTC ({}, {} damaged)",
+                    "all read until {} UTC ({}, {} corrupt)",
                     format::time(last.ended),
                     format::bytes(last.bytes),
-                    last.damaged
+                    last.corrupt
                 )?,
                 None => write!(out, "never read as a whole")?,
             }
@@ -141,13 +141,13 @@ impl View for HealthView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let health = &self.health;
         let said = match self.word() {
-            "well" => "all files have as many copies as wanted",
-            "mending" => "all files can be had; what is missing is being made",
+            "well" => "all files have as many replicas as wanted",
+            "repairing" => "all files can be had; what is missing is being made",
             "degraded" if self.has_no_room() => {
-                "degraded: all files can be had, but copies are missing and there is no room to make them"
+                "degraded: all files can be had, but replicas are missing and there is no room to make them"
             }
             "degraded" if health.short > 0 => {
-                "degraded: all files can be had, and missing copies are being made; something needs an administrator"
+                "degraded: all files can be had, and missing replicas are being made; something needs an administrator"
             }
             "degraded" => "degraded: all files can be had, but something needs an administrator",
             _ => "some files can't be had",
@@ -158,21 +158,21 @@ impl View for HealthView {
             let files = format::count(health.lost, "file");
             writeln!(out, "lost      {files} that no node which answers has")?;
         }
-        if health.damaged > 0 {
-            let copies = format::count(health.damaged, "damaged file");
+        if health.corrupt > 0 {
+            let replicas = format::count(health.corrupt, "corrupt file");
             writeln!(
                 out,
-                "damaged   {copies}, {} of which there is no other copy",
+                "corrupt   {replicas}, {} of which there is no other replica",
                 health.hopeless
             )?;
         }
         if health.hopeless > 0 {
             writeln!(
                 out,
-                "          `tidemill get --damaged PATH LOCAL` gets such bytes as they are; a new version, or `tidemill rm`, settles it"
+                "          `tidemill get --corrupt PATH LOCAL` gets such bytes as they are; a new version, or `tidemill rm`, settles it"
             )?;
         }
-        self.mending_text(out)?;
+        self.repairing_text(out)?;
         for one in &health.ailing {
             ailing_text(one, out)?;
         }
@@ -187,9 +187,9 @@ impl View for HealthView {
             "resting": health.resting,
             "short": health.short,
             "lost": health.lost,
-            "damaged": health.damaged,
+            "corrupt": health.corrupt,
             "hopeless": health.hopeless,
-            "mending": health.mending,
+            "repairing": health.repairing,
             "bytes_left": health.bytes_left,
             "left_ns": self.left_ns(),
             "lost_nodes": health.lost_nodes,
@@ -201,8 +201,8 @@ impl View for HealthView {
 }
 
 /// Returns whether a state ends by itself when replicas have been made.
-fn is_mending(one: &v1::Condition) -> bool {
-    let kinds = [condition::COPIES_MISSING, condition::FILES_DAMAGED];
+fn is_repairing(one: &v1::Condition) -> bool {
+    let kinds = [condition::REPLICAS_MISSING, condition::FILES_CORRUPT];
     kinds.iter().any(|kind| kind.name == one.name)
 }
 
@@ -244,8 +244,8 @@ pub(super) fn ailing_text(one: &v1::Ailing, out: &mut dyn Write) -> io::Result<(
         line(&String::from_utf8_lossy(&one.path)),
         nodes.join(", "),
         line(&one.what),
-        if one.mending {
-            " (being made anew)"
+        if one.repairing {
+            " (being recreated)"
         } else {
             ""
         }
@@ -260,7 +260,7 @@ pub(super) fn ailing_json(one: &v1::Ailing) -> Value {
         "bytes": one.size,
         "nodes": one.nodes,
         "what": one.what,
-        "mending": one.mending,
+        "repairing": one.repairing,
     })
 }
 
@@ -271,7 +271,7 @@ pub(super) fn scrub_json(one: &v1::NodeScrub) -> Value {
         "ended": one.ended,
         "objects": one.objects,
         "bytes": one.bytes,
-        "damaged": one.damaged,
+        "corrupt": one.corrupt,
         "idle": one.idle,
         "done_milli": one.done_milli,
     })
@@ -348,20 +348,20 @@ mod tests {
             (view.exit(), view.word())
         };
         assert_eq!(states(&[condition::RULE_FAILED]), (0, "well"));
-        assert_eq!(states(&[condition::STORE_AWAY]), (3, "degraded"));
-        let both = [condition::DATA_UNAVAILABLE, condition::NODE_AWAY];
+        assert_eq!(states(&[condition::STORE_OFFLINE]), (3, "degraded"));
+        let both = [condition::DATA_UNAVAILABLE, condition::NODE_OFFLINE];
         assert_eq!(states(&both), (4, "lost"));
     }
 
     #[test]
-    fn health_estimates_no_time_for_impossible_copies() {
+    fn health_estimates_no_time_for_impossible_replicas() {
         let mut health = v1::HealthReply {
             short: 2,
             bytes_left: 100,
             ..v1::HealthReply::default()
         };
         let (exit, word, text) = said(health.clone());
-        assert_eq!((exit, word), (3, "mending"));
+        assert_eq!((exit, word), (3, "repairing"));
         assert!(text.contains("about"), "{text}");
         health.resting = 2;
         let (exit, word, text) = said(health);

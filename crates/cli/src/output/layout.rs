@@ -24,7 +24,7 @@ impl View for LayoutView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let parts = self.parts();
         let size = self.layout["size"].as_u64().unwrap_or(0);
-        let wanted = self.layout["copies"].as_u64().unwrap_or(1);
+        let wanted = self.layout["replicas"].as_u64().unwrap_or(1);
         writeln!(
             out,
             "{}: {}, {}version {}, {} wanted",
@@ -33,22 +33,22 @@ impl View for LayoutView {
             self.stripes(),
             self.layout["version"],
             if wanted == 1 {
-                "1 copy".into()
+                "1 replica".into()
             } else {
-                format!("{wanted} copies")
+                format!("{wanted} replicas")
             }
         )?;
         let header = ["OFFSET", "SIZE", "OBJECT", "NODE", "STATE", "HOST"];
         let mut rows = table(&header, &[0, 1, 3]);
         for part in parts {
-            for copy in part["copies"].as_array().into_iter().flatten() {
-                let node = copy["node"].as_u64().unwrap_or(0);
+            for replica in part["replicas"].as_array().into_iter().flatten() {
+                let node = replica["node"].as_u64().unwrap_or(0);
                 rows.add_row([
                     part["offset"].to_string(),
                     format::bytes(part["size"].as_u64().unwrap_or(0)),
                     part["object"].as_str().unwrap_or_default().to_owned(),
                     node.to_string(),
-                    copy["state"].as_str().unwrap_or_default().to_owned(),
+                    replica["state"].as_str().unwrap_or_default().to_owned(),
                     line(self.host(node).unwrap_or_default()),
                 ]);
             }
@@ -90,25 +90,26 @@ impl LayoutView {
 
     /// Returns a note about a fault of a part.
     fn note(&self, part: &Value, wanted: u64) -> Option<String> {
-        let copies = part["copies"].as_array()?;
-        let current: Vec<u64> = copies
+        let replicas = part["replicas"].as_array()?;
+        let current: Vec<u64> = replicas
             .iter()
-            .filter(|copy| copy["state"] == "current")
-            .filter_map(|copy| copy["node"].as_u64())
+            .filter(|replica| replica["state"] == "current")
+            .filter_map(|replica| replica["node"].as_u64())
             .collect();
         if (current.len() as u64) < wanted {
             let missing = wanted - current.len() as u64;
             return Some(format!(
                 "{} missing: made as soon as nodes with room are up",
                 if missing == 1 {
-                    "1 copy is".into()
+                    "1 replica is".into()
                 } else {
-                    format!("{missing} copies are")
+                    format!("{missing} replicas are")
                 }
             ));
         }
         let hosts: BTreeSet<_> = current.iter().map(|&node| self.host(node)).collect();
-        (wanted > 1 && hosts.len() == 1)
-            .then(|| "all copies are on one host: they outlive a node, and not the host".to_owned())
+        (wanted > 1 && hosts.len() == 1).then(|| {
+            "all replicas are on one host: they outlive a node, and not the host".to_owned()
+        })
     }
 }

@@ -24,7 +24,7 @@ impl DrainView {
     pub(crate) fn is_empty(&self) -> bool {
         let drain = &self.0;
         // An offline node removes no file and completes no label, and does not need to before it is removed.
-        let there = match drain.away {
+        let there = match drain.offline {
             true => 0,
             false => drain.removals + drain.labels,
         };
@@ -51,8 +51,8 @@ impl View for DrainView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let drain = &self.0;
         if self.is_empty() {
-            let state = match drain.away {
-                true => "away, and all files that it had are elsewhere",
+            let state = match drain.offline {
+                true => "offline, and all files that it had are elsewhere",
                 false => "empty",
             };
             return writeln!(
@@ -79,7 +79,7 @@ impl View for DrainView {
         for (count, what) in [
             (
                 drain.files_waiting,
-                "that can go nowhere now: the other nodes are full, away, or have them",
+                "that can go nowhere now: the other nodes are full, offline, or have them",
             ),
             (
                 drain.removals,
@@ -112,7 +112,7 @@ impl View for DrainView {
             "node": drain.node,
             "began": drain.began,
             "empty": self.is_empty(),
-            "away": drain.away,
+            "offline": drain.offline,
             "listing": drain.listing,
             "files_moved": drain.files_moved,
             "bytes_moved": drain.bytes_moved,
@@ -265,8 +265,8 @@ impl View for StagedView {
                 format::count(staged.unsealed, "file")
             )?;
         }
-        if let Some(node) = staged.away.checked_sub(1) {
-            write!(out, "; node {node}, which has some of it, is away")?;
+        if let Some(node) = staged.offline.checked_sub(1) {
+            write!(out, "; node {node}, which has some of it, is offline")?;
         }
         writeln!(out)
     }
@@ -280,7 +280,7 @@ impl View for StagedView {
             "bytes": staged.bytes,
             "held": staged.held,
             "unsealed": staged.unsealed,
-            "away": staged.away.checked_sub(1),
+            "offline": staged.offline.checked_sub(1),
             "node": staged.node.checked_sub(1),
         })
     }
@@ -288,7 +288,7 @@ impl View for StagedView {
 
 /// Labels that belong to no job.
 #[derive(Debug)]
-pub(crate) struct LabelsView(pub(crate) v1::MovesReply);
+pub(crate) struct LabelsView(pub(crate) v1::MigrationsReply);
 
 impl View for LabelsView {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -379,13 +379,13 @@ mod tests {
             ..v1::Drain::default()
         };
         assert!(!DrainView(drain).is_empty());
-        drain.away = true;
+        drain.offline = true;
         assert!(DrainView(drain).is_empty());
         let mut text = Vec::new();
         DrainView(drain).text(&mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
         assert!(
-            text.contains("away") && text.contains("node remove 3"),
+            text.contains("offline") && text.contains("node remove 3"),
             "{text}"
         );
         drain.files_left = 1;

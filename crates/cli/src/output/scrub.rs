@@ -22,22 +22,22 @@ impl View for AskedView {
         let nodes = format::count(count, "node");
         let reads = if count == 1 { "reads" } else { "read" };
         writeln!(out, "{nodes} {reads} {what}; see `tidemill health`")?;
-        away_text(&asked.away, out)
+        offline_text(&asked.offline, out)
     }
 
     fn json(&self) -> Value {
         json!({
             "request": self.0.request,
             "nodes": self.0.nodes,
-            "away": self.0.away,
+            "offline": self.0.offline,
             "objects": self.0.objects,
         })
     }
 }
 
-fn away_text(away: &[u32], out: &mut dyn Write) -> io::Result<()> {
-    for node in away {
-        writeln!(out, "node {node} is away: it reads when it is back")?;
+fn offline_text(offline: &[u32], out: &mut dyn Write) -> io::Result<()> {
+    for node in offline {
+        writeln!(out, "node {node} is offline: it reads when it is back")?;
     }
     Ok(())
 }
@@ -46,7 +46,7 @@ fn away_text(away: &[u32], out: &mut dyn Write) -> io::Result<()> {
 #[derive(Debug)]
 pub(crate) struct ScrubView {
     pub(crate) reply: v1::ScrubsReply,
-    pub(crate) away: Vec<u32>,
+    pub(crate) offline: Vec<u32>,
 }
 
 impl View for ScrubView {
@@ -57,23 +57,23 @@ impl View for ScrubView {
             "{} read ({}): {}",
             format::count(sum(|one| one.objects), "object"),
             format::bytes(sum(|one| one.bytes)),
-            match sum(|one| one.damaged) {
+            match sum(|one| one.corrupt) {
                 0 => "all are what was sealed".to_owned(),
-                some => format!("{some} damaged"),
+                some => format!("{some} corrupt"),
             }
         )?;
-        for one in &self.reply.damaged {
+        for one in &self.reply.corrupt {
             ailing_text(one, out)?;
         }
-        away_text(&self.away, out)
+        offline_text(&self.offline, out)
     }
 
     fn json(&self) -> Value {
         let scrubs = self.reply.scrubs.iter().map(scrub_json);
         json!({
             "scrubs": scrubs.collect::<Vec<_>>(),
-            "away": self.away,
-            "damaged": self.reply.damaged.iter().map(ailing_json).collect::<Vec<_>>(),
+            "offline": self.offline,
+            "corrupt": self.reply.corrupt.iter().map(ailing_json).collect::<Vec<_>>(),
         })
     }
 }

@@ -33,7 +33,7 @@ enum Written {
     /// The version is sealed; with its parts, if it has several.
     Sealed(Option<Arc<Parts>>),
     /// The version is sealed, and a node that holds it is offline.
-    Away(NodeId),
+    Offline(NodeId),
 }
 
 /// An object, or the offline node that holds it.
@@ -51,7 +51,7 @@ pub(super) enum At {
     /// The version ends before them.
     End,
     /// On an offline node.
-    Away(NodeId),
+    Offline(NodeId),
 }
 
 /// Data for a question about the state of a version.
@@ -124,13 +124,13 @@ impl Growing {
 
     /// Applies an answer about the version. An answer from before the seal may arrive after an answer from after it, and is then ignored.
     pub(super) fn adopt(&mut self, news: News) -> Result<(), Error> {
-        let ended = matches!(self.written, Written::Sealed(_) | Written::Away(_));
+        let ended = matches!(self.written, Written::Sealed(_) | Written::Offline(_));
         match news {
             News::Open(_) | News::Published(_) if ended => {}
             News::Sealed(opened) => {
                 self.written = match reached(&opened) {
                     Ok(parts) => Written::Sealed(parts.map(Arc::new)),
-                    Err(Error::NodeDown(node)) => Written::Away(node),
+                    Err(Error::NodeDown(node)) => Written::Offline(node),
                     Err(error) => return Err(error),
                 };
                 self.opened = opened;
@@ -186,14 +186,14 @@ impl Growing {
                     Some(Ok(remote)) => {
                         At::Object(remote.clone(), piece.at.offset..piece.end_within())
                     }
-                    Some(Err(node)) => At::Away(*node),
+                    Some(Err(node)) => At::Offline(*node),
                     None => At::NotYet,
                 }
             }
-            Written::Away(node) => At::Away(*node),
+            Written::Offline(node) => At::Offline(*node),
             Written::Alone | Written::Sealed(None) => match Transfer::remote(&self.opened) {
                 Ok(remote) => At::Object(remote, range),
-                Err(_) => At::Away(NodeId(self.opened.node)),
+                Err(_) => At::Offline(NodeId(self.opened.node)),
             },
         }
     }

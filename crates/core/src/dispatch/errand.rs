@@ -1,4 +1,4 @@
-//! Errands: labels that belong to no job, such as removals and copies. They belong to one node even if it is lost, and take no core of
+//! Errands: labels that belong to no job, such as removals and replicas. They belong to one node even if it is lost, and take no core of
 //! it; so they are in no line and in no estimate.
 
 use super::{COPY_LABELS_BYTES_MAX, COPY_LABELS_MAX, COPY_LABELS_MIN, Dispatcher, ERRANDS_MAX};
@@ -56,17 +56,17 @@ impl Errands {
 }
 
 impl Dispatcher {
-    /// Returns whether a node takes another errand of this lane now. It takes so many copies that it never waits for the next one.
+    /// Returns whether a node takes another errand of this lane now. It takes so many replicas that it never waits for the next one.
     /// Verifications leave space for removals.
     #[must_use]
     pub fn takes_errand(&self, node: NodeId, lane: Lane) -> bool {
-        let (copies, bytes) = self.errands.sum(node, Lane::Copy);
+        let (replicas, bytes) = self.errands.sum(node, Lane::Copy);
         let count = |lane| self.errands.sum(node, lane).0;
         let others = count(Lane::Remove) + count(Lane::Verify);
         let takes = match lane {
             Lane::Copy => {
-                copies < COPY_LABELS_MIN
-                    || (copies < COPY_LABELS_MAX && bytes < COPY_LABELS_BYTES_MAX)
+                replicas < COPY_LABELS_MIN
+                    || (replicas < COPY_LABELS_MAX && bytes < COPY_LABELS_BYTES_MAX)
             }
             Lane::Verify => others + 2 < ERRANDS_MAX,
             Lane::Kernel | Lane::Light | Lane::Remove => others < ERRANDS_MAX,

@@ -38,7 +38,7 @@ impl Dispatcher {
     /// Returns whether a selection of a sealed object can be read now. A file that never contained a byte has no object and is always
     /// readable.
     pub(super) fn reachable(&self, placed: Placed, selection: &Selection) -> bool {
-        if let Some(parts) = self.copies.selected(placed.object, selection) {
+        if let Some(parts) = self.replicas.selected(placed.object, selection) {
             let mut parts = parts.into_iter();
             return parts.all(|(part, _)| self.reachable(part, &Selection::WHOLE));
         }
@@ -48,26 +48,26 @@ impl Dispatcher {
 
     /// Returns whether a node is up and still has the object.
     fn has(&self, placed: Placed) -> bool {
-        self.up(placed.node) && !self.copies.is_gone(placed.object, placed.node)
+        self.up(placed.node) && !self.replicas.is_missing(placed.object, placed.node)
     }
 
     /// Returns a sealed object at a location from which the selection can be read now, if there is such a location. An object that consists
     /// of parts gets the location of the first part that can't be read, or else of the first part.
     pub(super) fn nearest(&self, placed: Placed, selection: &Selection) -> Placed {
-        if let Some(parts) = self.copies.selected(placed.object, selection) {
+        if let Some(parts) = self.replicas.selected(placed.object, selection) {
             let parts = parts.into_iter();
             let parts = parts.map(|(part, _)| self.nearest(part, &Selection::WHOLE).node);
             let mut parts = parts.peekable();
             let first = parts.peek().copied();
-            let away = parts.find(|&node| !self.up(node));
-            let node = away.or(first).unwrap_or(placed.node);
+            let offline = parts.find(|&node| !self.up(node));
+            let node = offline.or(first).unwrap_or(placed.node);
             return Placed { node, ..placed };
         }
         if self.has(placed) {
             return placed;
         }
-        let mut copies = self.copies.lasting(placed.object);
-        let node = copies.find(|&node| self.up(node));
+        let mut replicas = self.replicas.lasting(placed.object);
+        let node = replicas.find(|&node| self.up(node));
         let asleep = || self.asleep_with(placed);
         let node = node.or_else(asleep).unwrap_or(placed.node);
         Placed { node, ..placed }
@@ -75,12 +75,12 @@ impl Dispatcher {
 
     /// Returns whether the availability of the selection of this input may depend on that node.
     pub(super) fn is_on(&self, placed: Placed, selection: &Selection, node: NodeId) -> bool {
-        if let Some(parts) = self.copies.selected(placed.object, selection) {
+        if let Some(parts) = self.replicas.selected(placed.object, selection) {
             let mut parts = parts.into_iter();
             return parts.any(|(part, _)| self.is_on(part, &Selection::WHOLE, node));
         }
-        let mut copies = self.copies.lasting(placed.object);
-        placed.node == node || copies.any(|copy| copy == node)
+        let mut replicas = self.replicas.lasting(placed.object);
+        placed.node == node || replicas.any(|replica| replica == node)
     }
 
     /// Returns the number of bytes that are selected of an object.
@@ -88,7 +88,7 @@ impl Dispatcher {
         if selection.is_whole() {
             return placed.size;
         }
-        match self.copies.selected(placed.object, selection) {
+        match self.replicas.selected(placed.object, selection) {
             Some(parts) => parts.iter().map(|(_, bytes)| bytes).sum(),
             None => selection.bytes_of(placed.size),
         }
@@ -136,7 +136,7 @@ impl Dispatcher {
                 ),
                 None => format!("it reads `{path}`, which no task of the job makes"),
             };
-            return self.give_up(id, TaskState::Cancelled, dependency(message), turn);
+            return self.abandon(id, TaskState::Cancelled, dependency(message), turn);
         }
         for (maker, name, node) in obstacles.lost {
             // An earlier input may have reopened the same task already.
@@ -165,7 +165,7 @@ impl Dispatcher {
                         "input `{name}` is only on node {node}, which is suspended; the task waits until it is awake"
                     ),
                     _ => format!(
-                        "input `{name}` is only on node {node}, which is down or has it damaged; the task waits until it can be read"
+                        "input `{name}` is only on node {node}, which is down or where it is corrupt; the task waits until it can be read"
                     ),
                 };
                 self.tell(
@@ -236,8 +236,8 @@ impl Dispatcher {
                     )
                 })
                 .count();
-            let pinned_away = task.spec.node.is_some_and(|node| !self.up(node));
-            if task.losses >= LOSSES_MAX || expected > 0 || pinned_away {
+            let pinned_offline = task.spec.node.is_some_and(|node| !self.up(node));
+            if task.losses >= LOSSES_MAX || expected > 0 || pinned_offline {
                 return false;
             }
             for (index, input) in task.spec.inputs.iter().enumerate() {
@@ -260,7 +260,7 @@ impl Dispatcher {
     /// Reopens a done task to be run again.
     fn redo(&mut self, id: TaskId, lost: NodeId, turn: &mut Turn<'_>) {
         let message = format!(
-            "its outputs are on node {lost}, which is down or has them damaged, and are still needed; it is run again"
+            "its outputs are on node {lost}, which is down or where they are corrupt, and are still needed; it is run again"
         );
         let task = self.task_mut(id);
         task.losses += 1;
@@ -361,7 +361,7 @@ impl Dispatcher {
 
     /// Ends a task as failed, together with all dependent tasks that no node has. Tasks that a node has either read an earlier
     /// result, or the node reports their failure.
-    pub(super) fn give_up(
+    pub(super) fn abandon(
         &mut self,
         id: TaskId,
         state: TaskState,
@@ -418,7 +418,7 @@ impl Dispatcher {
         }
     }
 
-    /// Handles a gained or lost copy. Tasks that waited for a node may now get their input from another node, and ready tasks may
+    /// Handles a gained or lost replica. Tasks that waited for a node may now get their input from another node, and ready tasks may
     /// have to wait again.
     pub(super) fn on_copied(
         &mut self,
@@ -427,7 +427,7 @@ impl Dispatcher {
         there: bool,
         turn: &mut Turn<'_>,
     ) {
-        self.copies.set(object, node, there);
+        self.replicas.set(object, node, there);
         if there {
             for task in std::mem::take(&mut self.stranded) {
                 self.settle(task, turn);
@@ -438,7 +438,7 @@ impl Dispatcher {
         let ready = ready.filter(|&task| {
             let mut inputs = self.task(task).ready_inputs.iter();
             inputs.any(|placed| {
-                let mut parts = self.copies.parts(placed.object).into_iter().flatten();
+                let mut parts = self.replicas.parts(placed.object).into_iter().flatten();
                 (placed.object == object && placed.node == node)
                     || parts.any(|part| part.object == object)
             })
@@ -448,15 +448,15 @@ impl Dispatcher {
         }
     }
 
-    /// Returns whether copies of an object were reported and not forgotten since. If so, the driver must report their changes, too.
+    /// Returns whether replicas of an object were reported and not forgotten since. If so, the driver must report their changes, too.
     #[must_use]
-    pub fn knows_copies(&self, object: ObjectId) -> bool {
-        self.copies.knows(object)
+    pub fn knows_replicas(&self, object: ObjectId) -> bool {
+        self.replicas.knows(object)
     }
 
-    /// Removes the records of an object's copies, because no job reads the object any more and no changes are reported.
-    pub fn forget_copies(&mut self, object: ObjectId) {
-        self.copies.forget_lasting(object);
+    /// Removes the records of an object's replicas, because no job reads the object any more and no changes are reported.
+    pub fn forget_replicas(&mut self, object: ObjectId) {
+        self.replicas.forget_lasting(object);
     }
 
     pub(super) fn on_file_sealed(&mut self, path: &str, placed: Placed, turn: &mut Turn<'_>) {

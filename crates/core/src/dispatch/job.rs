@@ -165,7 +165,7 @@ impl Dispatcher {
                 inputs: inputs.unwrap_or_default(),
                 output_bytes: 0,
                 chained: true,
-                taken_back: false,
+                revoked: false,
                 held: None,
             };
             self.labels.insert(label, issued);
@@ -180,7 +180,7 @@ impl Dispatcher {
             } else {
                 turn.out.push(Action::Abort { node, label });
                 let message =
-                    "what it read is not known any more after a restart; it is placed anew";
+                    "what it read is not known any more after a restart; it is placed again";
                 let kind = FailureKind::Dependency;
                 self.tell(
                     id,
@@ -196,7 +196,7 @@ impl Dispatcher {
             }
         }
         for node in down {
-            self.take_back(node, turn);
+            self.revoke_labels(node, turn);
         }
     }
 

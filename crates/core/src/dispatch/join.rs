@@ -15,19 +15,19 @@ impl Dispatcher {
             Ok(layouts) => layouts,
             Err(message) => {
                 let kind = FailureKind::MissingOutput;
-                return self.give_up(id, TaskState::Failed, Failure { kind, message }, turn);
+                return self.abandon(id, TaskState::Failed, Failure { kind, message }, turn);
             }
         };
         let mut outputs = Vec::with_capacity(layouts.len());
         for striped in &layouts {
-            let first = striped.parts.first().and_then(|part| part.copies.first());
+            let first = striped.parts.first().and_then(|part| part.replicas.first());
             let Some(first) = first else { continue };
             let placed = Placed {
                 object: self.ids.objects(1),
                 node: first.node,
                 size: striped.size,
             };
-            self.copies
+            self.replicas
                 .part(placed.object, Layout::Striped(striped.clone()));
             outputs.push(placed);
         }
@@ -46,7 +46,7 @@ impl Dispatcher {
     fn joined(&self, id: TaskId) -> Result<Vec<Striped>, String> {
         let task = self.task(id);
         let (source, made) = match task.ready_inputs.split_first() {
-            Some((source, made)) => (self.copies.striped(source.object), made),
+            Some((source, made)) => (self.replicas.striped(source.object), made),
             None => (None, task.ready_inputs.as_slice()),
         };
         let source = source.ok_or_else(|| "its first input is no longer striped".to_owned())?;

@@ -25,7 +25,6 @@
 mod batch;
 mod check;
 mod class;
-mod copies;
 mod errand;
 mod inputs;
 mod job;
@@ -38,6 +37,7 @@ mod place;
 mod presence;
 mod query;
 mod recall;
+mod replicas;
 mod roll;
 mod scored;
 mod short;
@@ -49,9 +49,9 @@ mod table;
 mod task;
 
 pub use class::ASIDE;
-pub use copies::{COPIES_BYTES_MAX, COPIES_MAX, LASTING_MAX};
 pub use node::expected_run;
 pub use query::{JobStatus, NodeLoad, NodeStatus, TaskStatus};
+pub use replicas::{LASTING_MAX, REPLICAS_BYTES_MAX, REPLICAS_MAX};
 pub use sleep::Demand;
 
 use crate::event::{Action, Event, IdSource, JobState, TaskState};
@@ -60,12 +60,12 @@ use crate::label::{Failure, Label};
 use crate::policy::{self, Policy, UnknownPolicy};
 use crate::time::{Span, Time};
 use class::Classes;
-use copies::Copies;
 use errand::Errands;
 use learned::Learned;
 use node::{Node, Presence};
 use nodes::Nodes;
 use place::Reads;
+use replicas::Replicas;
 use short::Short;
 use sight::Lists;
 use std::collections::{BTreeMap, BTreeSet};
@@ -91,13 +91,13 @@ pub const IDLE_ASKS_MAX: usize = 4;
 /// Maximum number of tasks per event that wait for a node with new capacity and that their policy now prefers to place elsewhere. After
 /// these, the other tasks wait for the next event, unless a core is idle.
 pub const LINE_ASKS_MAX: usize = 4;
-/// Maximum number of errands of one node that are under way, not counting copies.
+/// Maximum number of errands of one node that are under way, not counting replicas.
 pub const ERRANDS_MAX: usize = 4;
-/// Number of copies of any size that a node may be making or have in its queue.
+/// Number of replicas of any size that a node may be making or have in its queue.
 pub const COPY_LABELS_MIN: usize = 3;
-/// Maximum number of copies of small objects, because many of them are made at once.
+/// Maximum number of replicas of small objects, because many of them are made at once.
 pub const COPY_LABELS_MAX: usize = 512;
-/// Maximum size of these copies together, in bytes.
+/// Maximum size of these replicas together, in bytes.
 pub const COPY_LABELS_BYTES_MAX: u64 = 32 << 20;
 /// Maximum number of losses of a node that a task survives. They do not count as `retries`, which are for the task's own failures.
 pub const LOSSES_MAX: u32 = 5;
@@ -153,7 +153,7 @@ pub struct Dispatcher {
     errands: Errands,
     learned: Learned,
     classes: Classes,
-    copies: Copies,
+    replicas: Replicas,
     /// Ready tasks by the line in which they wait.
     lines: BTreeMap<Line, BTreeSet<(JobId, TaskId)>>,
     /// Tasks that wait for a path.
@@ -212,7 +212,7 @@ impl Dispatcher {
             errands: Errands::default(),
             learned: Learned::default(),
             classes: Classes::default(),
-            copies: Copies::default(),
+            replicas: Replicas::default(),
             lines: BTreeMap::new(),
             awaited: BTreeMap::new(),
             stranded: BTreeSet::new(),
@@ -241,13 +241,13 @@ impl Dispatcher {
     }
 
     /// Restores the state of another dispatcher beyond jobs and nodes, so that this one makes the same decisions: the memory of the
-    /// cluster's policy, and the copies that nodes which are up should have, oldest first.
-    pub fn resume(&mut self, memory: policy::Memory, copies: &[(NodeId, ObjectId, u64)]) {
+    /// cluster's policy, and the replicas that nodes which are up should have, oldest first.
+    pub fn resume(&mut self, memory: policy::Memory, replicas: &[(NodeId, ObjectId, u64)]) {
         if let Some(policy) = self.policies.get_mut(&self.config.policy) {
             policy.restore(memory);
         }
-        for &(node, object, size) in copies {
-            self.copies.note(node, object, size);
+        for &(node, object, size) in replicas {
+            self.replicas.note(node, object, size);
         }
     }
 
@@ -289,7 +289,7 @@ impl Dispatcher {
                 node,
                 there,
             } => self.on_copied(object, node, there, turn),
-            Event::Parted { object, layout } => self.copies.part(object, layout),
+            Event::Parted { object, layout } => self.replicas.part(object, layout),
             Event::Emptied { node, emptied } => self.on_emptied(node, emptied),
             Event::ErrandSent {
                 node,

@@ -213,7 +213,7 @@ impl Dispatcher {
         let new = self.learned.of(kernel).pooled.runs == 0;
         let history = self.learned.add(kernel, node, measured);
         if new {
-            self.expect_anew(kernel);
+            self.expect_again(kernel);
         }
         // A mean changes most with the first runs.
         if history.runs.is_power_of_two() {
@@ -292,7 +292,7 @@ impl Dispatcher {
             self.set_state(id, TaskState::Waiting, turn);
             self.settle(id, turn);
         } else {
-            self.give_up(id, TaskState::Failed, failure, turn);
+            self.abandon(id, TaskState::Failed, failure, turn);
         }
         for follower in followers {
             self.settle(follower, turn);

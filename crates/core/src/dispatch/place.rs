@@ -33,7 +33,7 @@ pub(super) struct Reads {
     /// Number of inputs that are not the kernel's code, and the nodes that hold them.
     data: usize,
     holders: Vec<NodeId>,
-    /// Size of all inputs in bytes, and the size per node that holds them or should have copies, in order.
+    /// Size of all inputs in bytes, and the size per node that holds them or should have replicas, in order.
     pub(super) bytes: u64,
     pub(super) local: Vec<(NodeId, u64)>,
 }
@@ -285,7 +285,7 @@ impl Dispatcher {
             };
             let data = !spec.kernel.is_in(&input.name);
             reads.data += usize::from(data);
-            if let Some(parts) = self.copies.selected(placed.object, &input.selection) {
+            if let Some(parts) = self.replicas.selected(placed.object, &input.selection) {
                 self.read_parts(placed, (&input.selection, &parts), data, reads);
                 continue;
             }
@@ -294,9 +294,9 @@ impl Dispatcher {
             if data {
                 reads.holders.push(placed.node);
             }
-            let copies = self.copies.of(placed.object);
-            let copies = copies.filter(|&copied| copied != placed.node);
-            let holding = std::iter::once(placed.node).chain(copies);
+            let replicas = self.replicas.of(placed.object);
+            let replicas = replicas.filter(|&copied| copied != placed.node);
+            let holding = std::iter::once(placed.node).chain(replicas);
             reads.local.extend(holding.map(|node| (node, bytes)));
             reads.placed.push(placed);
         }
@@ -326,17 +326,17 @@ impl Dispatcher {
         };
         reads.bytes = reads.bytes.saturating_add(all);
         // Nodes that have assembled the parts hold the whole input.
-        let whole: BTreeSet<NodeId> = self.copies.of(placed.object).collect();
+        let whole: BTreeSet<NodeId> = self.replicas.of(placed.object).collect();
         reads.local.extend(whole.iter().map(|&node| (node, all)));
         for &(part, bytes) in parts {
             let part = self.nearest(part, &Selection::WHOLE);
-            // For inputs that are assembled from several parts, only copies that are kept permanently count.
-            let pulled = self.copies.of(part.object);
+            // For inputs that are assembled from several parts, only replicas that are kept permanently count.
+            let pulled = self.replicas.of(part.object);
             let pulled = pulled.filter(|_| selection.of_part().is_some());
-            let copies = self.copies.lasting(part.object).chain(pulled);
-            let copies = copies.filter(|&node| node != part.node);
-            let copies: BTreeSet<NodeId> = copies.collect();
-            let holding = std::iter::once(part.node).chain(copies);
+            let replicas = self.replicas.lasting(part.object).chain(pulled);
+            let replicas = replicas.filter(|&node| node != part.node);
+            let replicas: BTreeSet<NodeId> = replicas.collect();
+            let holding = std::iter::once(part.node).chain(replicas);
             let holding = holding.filter(|node| !whole.contains(node));
             reads.local.extend(holding.map(|node| (node, bytes)));
             if data {
@@ -439,11 +439,11 @@ impl Dispatcher {
             return None;
         }
         let mut inputs = task.spec.inputs.iter().enumerate();
-        let away = inputs.any(|(index, input)| {
+        let offline = inputs.any(|(index, input)| {
             let sealed = self.input(id, index);
             sealed.is_some_and(|placed| !self.reachable(placed, &input.selection))
         });
-        if away {
+        if offline {
             return None;
         }
         let makers = sent
@@ -494,7 +494,7 @@ impl Dispatcher {
             inputs,
             output_bytes: answer.reads.bytes,
             chained,
-            taken_back: false,
+            revoked: false,
             held: None,
         };
         self.labels.insert(label, issued);
@@ -535,7 +535,7 @@ impl Dispatcher {
             return;
         }
         let selection = self.selection(id, index);
-        let pulled = match self.copies.selected(placed.object, selection) {
+        let pulled = match self.replicas.selected(placed.object, selection) {
             _ if selection.byte_ranges().is_some() => return,
             Some(_) if selection.is_whole() => Some(placed),
             Some(parts) => {
@@ -545,7 +545,7 @@ impl Dispatcher {
             None => Some(placed).filter(|placed| placed.node != node),
         };
         if let Some(pulled) = pulled {
-            self.copies.note(node, pulled.object, pulled.size);
+            self.replicas.note(node, pulled.object, pulled.size);
         }
     }
 
@@ -580,7 +580,7 @@ impl Dispatcher {
     }
 
     /// Updates the expected times of a kernel's labels that were sent when the run time of the kernel was unknown.
-    pub(super) fn expect_anew(&mut self, kernel: KernelNumber) {
+    pub(super) fn expect_again(&mut self, kernel: KernelNumber) {
         let guessed = self.labels.iter().filter(|(_, issued)| {
             let task = self.tasks.get(&issued.task);
             task.is_some_and(|task| task.kernel == kernel)

@@ -15,7 +15,7 @@ impl Dispatcher {
         self.forget_programs(id);
         self.refresh(id, view);
         self.offers_changed(id);
-        self.copies.forget(id);
+        self.replicas.forget(id);
         // The node may not have received messages of its last connection.
         let labels = &self.labels;
         self.recalled
@@ -74,7 +74,7 @@ impl Dispatcher {
     fn refresh(&mut self, id: NodeId, mut view: NodeView) {
         for (kernel, history) in std::mem::take(&mut view.history) {
             if let Some(new) = self.learned.report(&kernel, id, history) {
-                self.expect_anew(new);
+                self.expect_again(new);
             }
         }
         self.node_mut(id).view = view;
@@ -87,7 +87,7 @@ impl Dispatcher {
         }
         node.presence = Presence::Down;
         self.offers_changed(id);
-        let back = self.take_back(id, turn);
+        let back = self.revoke_labels(id, turn);
         self.look_again(id, back, turn);
     }
 
@@ -131,7 +131,7 @@ impl Dispatcher {
 
     /// Revokes the labels of a lost node and returns their tasks. The tasks are Waiting, or Failed after too many losses; the caller
     /// settles them.
-    pub(super) fn take_back(&mut self, id: NodeId, turn: &mut Turn<'_>) -> Vec<TaskId> {
+    pub(super) fn revoke_labels(&mut self, id: NodeId, turn: &mut Turn<'_>) -> Vec<TaskId> {
         let node = self.node_mut(id);
         let labels: Vec<LabelId> = node.outstanding.keys().collect();
         for &label in &labels {
@@ -146,7 +146,7 @@ impl Dispatcher {
             let Some(issued) = self.labels.get_mut(&label) else {
                 continue;
             };
-            issued.taken_back = true;
+            issued.revoked = true;
             let (task, held) = (issued.task, issued.held.take());
             if let Some(outcome) = held {
                 self.labels.remove(&label);
@@ -160,7 +160,7 @@ impl Dispatcher {
             .partition(|&task| self.task(task).losses > LOSSES_MAX);
         for task in lost {
             let message = format!("its node was lost {} times while it ran", LOSSES_MAX + 1);
-            self.give_up(task, TaskState::Failed, loss(message), turn);
+            self.abandon(task, TaskState::Failed, loss(message), turn);
         }
         kept
     }
@@ -190,7 +190,7 @@ impl Dispatcher {
     /// Returns whether a revoked label can still produce its task's result: no other label has replaced it, and its inputs are those that
     /// the task would read now.
     pub(super) fn revivable(&self, label: LabelId) -> bool {
-        let Some(issued) = self.labels.get(&label).filter(|issued| issued.taken_back) else {
+        let Some(issued) = self.labels.get(&label).filter(|issued| issued.revoked) else {
             return false;
         };
         let Some(task) = self.tasks.get(&issued.task).filter(|task| task.idle()) else {
@@ -224,7 +224,7 @@ impl Dispatcher {
         let Some(issued) = self.labels.get_mut(&label) else {
             return;
         };
-        issued.taken_back = false;
+        issued.revoked = false;
         let (id, node) = (issued.task, issued.node);
         let expected = self.expected_of(label);
         let needs = self.needs(id);

@@ -198,9 +198,9 @@ impl Dispatcher {
         })
     }
 
-    /// Returns the copies of other nodes' objects that a node should have, oldest first; estimated transfers assume these copies.
-    pub fn copies_on(&self, node: NodeId) -> impl Iterator<Item = (ObjectId, u64)> + '_ {
-        self.copies.on(node)
+    /// Returns the replicas of other nodes' objects that a node should have, oldest first; estimated transfers assume these replicas.
+    pub fn replicas_on(&self, node: NodeId) -> impl Iterator<Item = (ObjectId, u64)> + '_ {
+        self.replicas.on(node)
     }
 
     /// Returns the policy of jobs that name none.

@@ -107,7 +107,7 @@ impl Dispatcher {
 
     /// Adds the nodes of an input: its node is used if the input can be read, and wanted otherwise.
     fn demand_input(&self, placed: Placed, selection: &Selection, demand: &mut Demand) {
-        if let Some(parts) = self.copies.selected(placed.object, selection) {
+        if let Some(parts) = self.replicas.selected(placed.object, selection) {
             for (part, _) in parts {
                 self.demand_input(part, &Selection::WHOLE, demand);
             }
@@ -121,12 +121,13 @@ impl Dispatcher {
         }
     }
 
-    /// Returns a suspended node with a copy of an object.
+    /// Returns a suspended node with a replica of an object.
     pub(super) fn asleep_with(&self, placed: Placed) -> Option<NodeId> {
-        let lasting = self.copies.lasting(placed.object);
-        let mut copies = std::iter::once(placed.node).chain(lasting);
-        copies.find(|&node| {
-            self.presence(node) == Presence::Asleep && !self.copies.is_gone(placed.object, node)
+        let lasting = self.replicas.lasting(placed.object);
+        let mut replicas = std::iter::once(placed.node).chain(lasting);
+        replicas.find(|&node| {
+            self.presence(node) == Presence::Asleep
+                && !self.replicas.is_missing(placed.object, node)
         })
     }
 }

@@ -173,7 +173,7 @@ pub(super) struct Issued {
     /// Whether the label may read an output of an earlier label that did not exist yet.
     pub(super) chained: bool,
     /// Whether the label was revoked with its node and may be resumed with it.
-    pub(super) taken_back: bool,
+    pub(super) revoked: bool,
     /// Success that arrived before that of a label on which this label depends.
     pub(super) held: Option<Box<Outcome>>,
 }

@@ -151,17 +151,17 @@ proptest! {
     #[test]
     fn node_that_never_wakes_is_declared_failed_once(wait in 1_u64..50) {
         let mut sleeper = Sleeper::asleep(Wakes::default(), Time(0));
-        let (mut now, mut given_up, mut tries) = (Time(0), 0, 0);
+        let (mut now, mut abandoned, mut tries) = (Time(0), 0, 0);
         sleeper.on(Event::Wanted, now, &LIMITS);
         for _ in 0..1000 {
             now = now + Span(wait);
             match sleeper.on(Event::Tick, now, &LIMITS) {
-                Some(Action::GiveUp) => given_up += 1,
+                Some(Action::Abandon) => abandoned += 1,
                 Some(Action::Wake) => tries += 1,
                 _ => {}
             }
         }
-        prop_assert_eq!(given_up, 1);
+        prop_assert_eq!(abandoned, 1);
         prop_assert!(tries > 5 && !sleeper.sleeps(&LIMITS));
         // The node connects nevertheless.
         prop_assert_eq!(sleeper.on(Event::Up, now, &LIMITS), Some(Action::Forget));

@@ -361,10 +361,10 @@ impl Ledger {
     /// Removes a saved extent from the free sectors.
     fn claim(&mut self, extent: Extent) -> Result<(), SnapshotError> {
         let field = "extents";
-        let damaged = || SnapshotError::Field { field };
-        let end = extent.start.checked_add(extent.count).ok_or_else(damaged)?;
+        let corrupt = || SnapshotError::Field { field };
+        let end = extent.start.checked_add(extent.count).ok_or_else(corrupt)?;
         let around = self.free.range(..=extent.start).next_back();
-        let (&start, &count) = around.ok_or_else(damaged)?;
+        let (&start, &count) = around.ok_or_else(corrupt)?;
         ensure(extent.count > 0 && end <= start + count, field)?;
         self.free.remove(&start);
         if start < extent.start {

@@ -2,7 +2,7 @@
 //! objects. This module does no I/O.
 //!
 //! A version consists of **parts**, objects that each hold some of its bytes. The bytes of a part are stored on one or more nodes: its
-//! **copies**. **Pieces** map bytes of the file to bytes of a part.
+//! **replicas**. **Pieces** map bytes of the file to bytes of a part.
 
 mod extents;
 mod place;
@@ -22,8 +22,8 @@ pub use select::{
 };
 pub use stripes::{PartOf, Striped, Stripes, UNIT_GRAIN, UNIT_MAX, WIDTH_MAX};
 
-use crate::copies::{COPIES_MAX, CopyState};
 use crate::id::{NodeId, ObjectId};
+use crate::replicas::{REPLICAS_MAX, ReplicaState};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -45,17 +45,17 @@ pub struct Part {
     pub object: ObjectId,
     /// Size, in bytes.
     pub size: u64,
-    /// Copies of the part.
-    pub copies: Vec<Copy>,
+    /// Replicas of the part.
+    pub replicas: Vec<Replica>,
 }
 
-/// Copy of an object on a node.
+/// Replica of an object on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copy {
+pub struct Replica {
     /// Id of the node.
     pub node: NodeId,
-    /// State of the copy, which tells whether it can be read.
-    pub state: CopyState,
+    /// State of the replica, which tells whether it can be read.
+    pub state: ReplicaState,
 }
 
 /// Consecutive bytes of a file in one object, or in none.
@@ -113,30 +113,30 @@ pub enum LayoutError {
     /// The bytes are no encoded pieces.
     #[error("these bytes are no list of pieces")]
     Encoding,
-    /// A part has no copy or too many, or two on one node.
-    #[error("part {0} needs copies on 1 to {COPIES_MAX} different nodes")]
-    Copies(usize),
+    /// A part has no replica or too many, or two on one node.
+    #[error("part {0} needs replicas on 1 to {REPLICAS_MAX} different nodes")]
+    Replicas(usize),
 }
 
 impl Part {
     /// Returns a part that is stored on one node.
     #[must_use]
     pub fn on(object: ObjectId, size: u64, node: NodeId) -> Self {
-        let copy = Copy {
+        let replica = Replica {
             node,
-            state: CopyState::Current,
+            state: ReplicaState::Current,
         };
         Self {
             object,
             size,
-            copies: vec![copy],
+            replicas: vec![replica],
         }
     }
 
-    /// Returns the copies that can be read.
-    pub fn current(&self) -> impl Iterator<Item = &Copy> {
-        let current = |copy: &&Copy| copy.state == CopyState::Current;
-        self.copies.iter().filter(current)
+    /// Returns the replicas that can be read.
+    pub fn current(&self) -> impl Iterator<Item = &Replica> {
+        let current = |replica: &&Replica| replica.state == ReplicaState::Current;
+        self.replicas.iter().filter(current)
     }
 }
 
@@ -256,12 +256,12 @@ impl Layout {
     /// The first fault.
     pub fn check(&self) -> Result<(), LayoutError> {
         for (index, part) in self.parts().iter().enumerate() {
-            let mut nodes: Vec<_> = part.copies.iter().map(|copy| copy.node).collect();
+            let mut nodes: Vec<_> = part.replicas.iter().map(|replica| replica.node).collect();
             nodes.sort_unstable();
             nodes.dedup();
-            let different = nodes.len() == part.copies.len();
-            if !different || nodes.is_empty() || nodes.len() > COPIES_MAX as usize {
-                return Err(LayoutError::Copies(index));
+            let different = nodes.len() == part.replicas.len();
+            if !different || nodes.is_empty() || nodes.len() > REPLICAS_MAX as usize {
+                return Err(LayoutError::Replicas(index));
             }
         }
         match self {

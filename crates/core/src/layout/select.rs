@@ -582,13 +582,13 @@ impl Selected<'_> {
         bytes
     }
 
-    /// Returns the number of selected bytes per node, counting every readable copy: the bytes that a task finds on the node.
+    /// Returns the number of selected bytes per node, counting every readable replica: the bytes that a task finds on the node.
     #[must_use]
     pub fn bytes_by_node(&self) -> BTreeMap<NodeId, u64> {
         let mut all: BTreeMap<NodeId, u64> = BTreeMap::new();
         for (part, bytes) in self.bytes_by_part() {
-            for copy in self.layout.parts()[part].current() {
-                *all.entry(copy.node).or_default() += bytes;
+            for replica in self.layout.parts()[part].current() {
+                *all.entry(replica.node).or_default() += bytes;
             }
         }
         all

@@ -249,7 +249,7 @@ proptest! {
         }
         prop_assert_eq!(found, expected);
         let by_part = selected.bytes_by_part();
-        let nodes = by_part.iter().map(|(&part, &bytes)| (layout.parts()[part].copies[0].node, bytes));
+        let nodes = by_part.iter().map(|(&part, &bytes)| (layout.parts()[part].replicas[0].node, bytes));
         let nodes: BTreeMap<NodeId, u64> = nodes.collect();
         prop_assert_eq!(&by_part, &counted);
         prop_assert_eq!(selected.bytes_by_node(), nodes);
@@ -342,14 +342,18 @@ fn striped_layout_matches_hand_computed_example() {
 }
 
 #[test]
-fn bytes_by_node_count_every_readable_copy() {
+fn bytes_by_node_count_every_readable_replica() {
     let mut layout = striped(4096, 2, 3 * 4096);
-    let state = |state| Copy {
+    let state = |state| Replica {
         node: NodeId(7),
         state,
     };
-    layout.parts_mut()[0].copies.push(state(CopyState::Current));
-    layout.parts_mut()[1].copies.push(state(CopyState::Coming));
+    layout.parts_mut()[0]
+        .replicas
+        .push(state(ReplicaState::Current));
+    layout.parts_mut()[1]
+        .replicas
+        .push(state(ReplicaState::Coming));
     let counted = |bytes: BTreeMap<NodeId, u64>| -> Vec<(u32, u64)> {
         bytes
             .into_iter()
@@ -362,7 +366,7 @@ fn bytes_by_node_count_every_readable_copy() {
     assert_eq!(of(&first), [(1, 100), (7, 100)]);
     assert_eq!(of(&Selection::part(1)), [(2, 4096)]);
     assert!(layout.is_readable());
-    layout.parts_mut()[1].copies[0].state = CopyState::Lost;
+    layout.parts_mut()[1].replicas[0].state = ReplicaState::Lost;
     assert!(!layout.is_readable());
 }
 
@@ -390,11 +394,11 @@ fn contradictory_layouts_are_refused() {
     };
     assert_eq!(short.check(), Err(asked));
     let mut twice = Layout::Whole(part(1, 10));
-    let copy = twice.parts()[0].copies[0];
-    twice.parts_mut()[0].copies.push(copy);
-    assert_eq!(twice.check(), Err(LayoutError::Copies(0)));
-    twice.parts_mut()[0].copies.clear();
-    assert_eq!(twice.check(), Err(LayoutError::Copies(0)));
+    let replica = twice.parts()[0].replicas[0];
+    twice.parts_mut()[0].replicas.push(replica);
+    assert_eq!(twice.check(), Err(LayoutError::Replicas(0)));
+    twice.parts_mut()[0].replicas.clear();
+    assert_eq!(twice.check(), Err(LayoutError::Replicas(0)));
     for pieces in [
         vec![extent(0, 0, 0, 0)],
         vec![extent(0, 11, 0, 0)],

@@ -335,7 +335,7 @@ impl World {
 
     fn join(&mut self, outputs: &[Placed], layouts: &[Striped]) {
         for part in layouts.iter().flat_map(|layout| &layout.parts) {
-            let first = part.copies.first().map(|copy| copy.node);
+            let first = part.replicas.first().map(|replica| replica.node);
             assert_eq!(self.objects.get(&part.object).copied(), first, "{part:?}");
         }
         for (output, layout) in outputs.iter().zip(layouts) {

@@ -447,7 +447,7 @@ fn errand_is_resent_until_its_node_has_done_it() {
 }
 
 #[test]
-fn node_gets_many_small_copies_or_few_large_ones() {
+fn node_gets_many_small_replicas_or_few_large_ones() {
     for (size, expected) in [
         (0, COPY_LABELS_MAX),
         (COPY_LABELS_BYTES_MAX / 16, 16),
@@ -482,7 +482,7 @@ fn node_gets_many_small_copies_or_few_large_ones() {
         }
         let sent = world.wanted(node);
         assert_eq!(sent.len(), expected, "{size}");
-        // Removals wait for none of the copies.
+        // Removals wait for none of the replicas.
         world.on(errand(Operation::Remove {
             objects: vec![ObjectId(1)],
         }));
@@ -565,7 +565,7 @@ fn suspended_node_is_woken_and_its_data_not_recomputed() {
     world.finish(2, Ok(10));
     assert_eq!(world.job_state(1), JobState::Done);
     assert_eq!(world.count(publishes(1)), 1);
-    // A copy on an online node is sufficient; a node to which a task is pinned is needed nevertheless.
+    // A replica on an online node is sufficient; a node to which a task is pinned is needed nevertheless.
     world.sleep(0);
     assert!(world.needed().is_empty());
     let mut pinned = task(3, "c", vec![Origin::File(placed)]);
@@ -595,7 +595,7 @@ fn task_that_only_suspended_nodes_can_run_wakes_one() {
 }
 
 #[test]
-fn lost_intermediate_is_read_from_copy_not_recomputed() {
+fn lost_intermediate_is_read_from_replica_not_recomputed() {
     let mut world = with_intermediate_on_node_0(1);
     let made = world.log.iter().find_map(|action| match action {
         Action::Publish {
@@ -692,7 +692,7 @@ fn no_task_is_placed_on_a_draining_node() {
 }
 
 #[test]
-fn every_copy_counts_as_local() {
+fn every_replica_counts_as_local() {
     let mut world = cluster(3);
     let raw = world.file(NodeId(0), 1 << 30);
     world.on(Event::Copied {
@@ -758,7 +758,7 @@ fn task_of_a_part_runs_at_its_part_and_needs_no_other() {
         assert_eq!(sent_selection(&world, id), (part, Selection::part(part)));
         world.finish(id, Ok(10));
     }
-    // Other nodes may be lost. If the node of its own part is lost, the task waits, and it continues with a copy.
+    // Other nodes may be lost. If the node of its own part is lost, the task waits, and it continues with a replica.
     world.lose(0);
     world.submit(job(
         4,
@@ -779,7 +779,7 @@ fn task_of_a_part_runs_at_its_part_and_needs_no_other() {
         node: NodeId(2),
         there: true,
     });
-    assert_eq!(world.sent(5).unwrap().0, 2, "the copy is there");
+    assert_eq!(world.sent(5).unwrap().0, 2, "the replica is there");
     world.finish(5, Ok(10));
     world.dispatcher.check();
 }
@@ -834,7 +834,7 @@ fn striped_file_counts_by_part_on_each_node() {
 }
 
 #[test]
-fn lost_part_is_read_from_copy() {
+fn lost_part_is_read_from_replica() {
     let mut world = cluster(3);
     let raw = striped(&mut world, &[(0, 1 << 20), (1, 1 << 20)]);
     world.lose(1);
@@ -969,7 +969,7 @@ fn node_load_includes_tasks_waiting_for_queue_space() {
     world.now = world.now + Span::from_secs(30);
     assert!(loads(&world)[0].left < full.left);
     world.on(Event::NodeDown { node: NodeId(0) });
-    assert_eq!(loads(&world), [], "one that is away has nothing to tell");
+    assert_eq!(loads(&world), [], "one that is offline has nothing to tell");
 }
 
 #[test]

@@ -24,7 +24,7 @@ struct Table<'a> {
 /// Returns the chunks of a variable, by their numbers, without those that were never written.
 ///
 /// # Errors
-/// If the index is damaged, or has more than [`CHUNKS_MAX`] chunks.
+/// If the index is corrupt, or has more than [`CHUNKS_MAX`] chunks.
 pub fn chunks(
     variable: &Variable,
     chunked: &Chunked,

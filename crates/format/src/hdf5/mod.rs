@@ -35,7 +35,7 @@ pub fn is(bytes: &dyn Bytes) -> bool {
 /// Reads the header of an HDF5 file.
 ///
 /// # Errors
-/// If the file has another format, is damaged, or exceeds the limits of any real file.
+/// If the file has another format, is corrupt, or exceeds the limits of any real file.
 pub fn read(bytes: &dyn Bytes) -> Result<Header> {
     let (mut file, root) = File::open(bytes)?;
     let mut walk = Walk {

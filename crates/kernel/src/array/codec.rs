@@ -206,7 +206,7 @@ impl Decoder {
     fn attempt(&mut self, codec: Codec, input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
         let bad = |error| match error {
             DecompressionError::BadData => {
-                Failed::Data("the bytes are damaged, or are no such data")
+                Failed::Data("the bytes are corrupt, or are no such data")
             }
             DecompressionError::InsufficientSpace => Failed::Room,
         };
@@ -228,7 +228,7 @@ impl Decoder {
             Codec::Lz4(true) => unlz4_blocks(input, to),
             Codec::Lz4(false) => match input.split_first_chunk::<4>() {
                 Some((length, block)) => unlz4(block, to, u64::from(u32::from_le_bytes(*length))),
-                None => Err(Failed::Data(DAMAGED)),
+                None => Err(Failed::Data(CORRUPT)),
             },
             Codec::Bzip2 => unbzip2(input, to),
             _ => self.unzstd(input, to),
@@ -251,7 +251,7 @@ impl Decoder {
         let made = self.zstd.insert(decoder).decompress_to_buffer(input, to);
         made.map_err(|error| match error.to_string().contains("too small") {
             true => Failed::Room,
-            false => Failed::Data("the bytes are damaged, or are no such data"),
+            false => Failed::Data("the bytes are corrupt, or are no such data"),
         })
     }
 }
@@ -375,7 +375,7 @@ pub(super) fn crc32c(data: &[u8]) -> u32 {
     !data.iter().fold(!0, next)
 }
 
-const DAMAGED: &str = "the bytes are damaged, or are no such data";
+const CORRUPT: &str = "the bytes are corrupt, or are no such data";
 
 /// Decompresses one block of LZ4 to `length` bytes.
 fn unlz4(block: &[u8], to: &mut [u8], length: u64) -> Result<usize, Failed> {
@@ -384,25 +384,25 @@ fn unlz4(block: &[u8], to: &mut [u8], length: u64) -> Result<usize, Failed> {
     let made = lz4_flex::block::decompress_into(block, to);
     made.ok()
         .filter(|made| *made == length)
-        .ok_or(Failed::Data(DAMAGED))
+        .ok_or(Failed::Data(CORRUPT))
 }
 
 /// Decompresses HDF5's blocks: the total length, the block length, and each block after its own length. A block that compression did not
 /// shorten is stored unchanged.
 fn unlz4_blocks(input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
-    let damaged = || Failed::Data(DAMAGED);
-    let (all, rest) = input.split_first_chunk::<8>().ok_or_else(damaged)?;
-    let (block, mut rest) = rest.split_first_chunk::<4>().ok_or_else(damaged)?;
+    let corrupt = || Failed::Data(CORRUPT);
+    let (all, rest) = input.split_first_chunk::<8>().ok_or_else(corrupt)?;
+    let (block, mut rest) = rest.split_first_chunk::<4>().ok_or_else(corrupt)?;
     let all = usize::try_from(u64::from_be_bytes(*all)).map_err(|_| Failed::Room)?;
     let block = u32::from_be_bytes(*block) as usize;
     let to = to.get_mut(..all).ok_or(Failed::Room)?;
     if block == 0 && all > 0 {
-        return Err(damaged());
+        return Err(corrupt());
     }
     for to in to.chunks_mut(block.max(1)) {
-        let (length, behind) = rest.split_first_chunk::<4>().ok_or_else(damaged)?;
+        let (length, behind) = rest.split_first_chunk::<4>().ok_or_else(corrupt)?;
         let length = u32::from_be_bytes(*length) as usize;
-        let (bytes, behind) = behind.split_at_checked(length).ok_or_else(damaged)?;
+        let (bytes, behind) = behind.split_at_checked(length).ok_or_else(corrupt)?;
         rest = behind;
         if length == to.len() {
             to.copy_from_slice(bytes);
@@ -421,13 +421,13 @@ fn unbzip2(input: &[u8], to: &mut [u8]) -> Result<usize, Failed> {
         match decoder.read(&mut to[made..]) {
             Ok(0) => return Ok(made),
             Ok(more) => made += more,
-            Err(_) => return Err(Failed::Data(DAMAGED)),
+            Err(_) => return Err(Failed::Data(CORRUPT)),
         }
     }
     match decoder.read(&mut [0]) {
         Ok(0) => Ok(made),
         Ok(_) => Err(Failed::Room),
-        Err(_) => Err(Failed::Data(DAMAGED)),
+        Err(_) => Err(Failed::Data(CORRUPT)),
     }
 }
 

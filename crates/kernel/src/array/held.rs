@@ -424,9 +424,9 @@ mod tests {
             wrong,
             "piece 0 of tas, from index [0, 0] on, can't be decoded: its description does not fit its bytes"
         );
-        let mut damaged = all;
-        damaged[2] ^= 0xff;
-        let wrong = decoded(&both, &damaged).unwrap_err();
+        let mut corrupt = all;
+        corrupt[2] ^= 0xff;
+        let wrong = decoded(&both, &corrupt).unwrap_err();
         assert!(
             wrong.starts_with("piece 1 of tas, from index [0, 0] on, can't be decoded: zlib: "),
             "{wrong}"

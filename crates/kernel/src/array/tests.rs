@@ -390,7 +390,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_bytes_are_refused_or_decoded_to_bounded_size(
+    fn corrupt_bytes_are_refused_or_decoded_to_bounded_size(
         spec in specs(), seed in any::<u32>(), at in any::<usize>(), bit in 0..8, cut in any::<bool>(),
     ) {
         let mut array = Array::of(&spec, seed.into());

@@ -180,7 +180,7 @@ impl Chunks {
     /// Decrypts a chunk and appends it to `out`, if it is authentic.
     fn open(&mut self, chunk: &[u8], last: bool, out: &mut Vec<u8>) -> Result<(), BuiltinError> {
         let offset = HEADER_BYTES as u64 + self.number * (CHUNK_BYTES + TAG_BYTES) as u64;
-        let wrong = |what: &str| BuiltinError::Damaged {
+        let wrong = |what: &str| BuiltinError::Corrupt {
             format: FORMAT,
             offset,
             what: what.to_owned(),
@@ -334,7 +334,7 @@ impl Decrypt {
             } else {
                 "encrypt did not write it"
             };
-            return Err(BuiltinError::Damaged {
+            return Err(BuiltinError::Corrupt {
                 format: FORMAT,
                 offset: 0,
                 what: what.to_owned(),

@@ -1,6 +1,6 @@
 //! Kernels that identify contents: `fingerprint` and `dedup`.
 //!
-//! - **`fingerprint`** writes Rabin's fingerprint of each input, 16 hexadecimal digits, and its length. It detects damage, and can
+//! - **`fingerprint`** writes Rabin's fingerprint of each input, 16 hexadecimal digits, and its length. It detects corruption, and can
 //!   combine parts. It is no protection against attackers, because contents with any fingerprint are easily made.
 //! - **`dedup`** cuts all inputs into chunks according to their content (FastCDC: Xia et al., "The Design of Fast Content-Defined
 //!   Chunking for Data Deduplication Based Storage Systems", 2020), and reports the number of bytes that remain if equal chunks are

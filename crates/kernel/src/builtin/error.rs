@@ -124,7 +124,7 @@ pub enum BuiltinError {
     NoImage(String),
     /// Compressed or encrypted data in a wrong format, or data that was changed.
     #[error("from byte {offset} on the input is no valid {format} data: {what}")]
-    Damaged {
+    Corrupt {
         /// The format.
         format: &'static str,
         /// Offset in all inputs as one, in bytes.

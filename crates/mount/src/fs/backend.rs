@@ -296,14 +296,14 @@ impl Backend {
     }
 
     /// Undoes a request that began an unwanted version, before another version is begun.
-    pub(crate) fn take_back(self: &Arc<Self>, caller: Caller, op: &Op) -> Result<(), Error> {
+    pub(crate) fn undo_now(self: &Arc<Self>, caller: Caller, op: &Op) -> Result<(), Error> {
         let ops = repeat::undoing(op).unwrap_or_default();
         let undone = self.apply(caller, ops, false);
         undone.map(drop).inspect_err(|_| self.undo(caller, op))
     }
 
-    /// As [`Self::take_back`], for many requests at once. Requests that cannot be undone now are undone in the background.
-    pub(crate) fn take_back_all(self: &Arc<Self>, caller: Caller, ops: &[&Op]) {
+    /// As [`Self::undo_now`], for many requests at once. Requests that cannot be undone now are undone in the background.
+    pub(crate) fn undo_all(self: &Arc<Self>, caller: Caller, ops: &[&Op]) {
         let all = ops.iter().filter_map(|op| repeat::undoing(op)).flatten();
         let all: Vec<Op> = all.collect();
         let count = all.len();

@@ -88,14 +88,14 @@ impl Fs {
             at = at.saturating_add(entries.len());
             let listed: Vec<_> = entries
                 .filter_map(|(number, (entry, asked))| {
-                    let gone = self.table.known(listing.ino, &entry.name).0 == Known::Nothing;
+                    let deleted = self.table.known(listing.ino, &entry.name).0 == Known::Nothing;
                     let listed = Listed {
                         name: entry.name.clone(),
                         attr: entry.attr?,
                         asked: *asked,
                         target: entry.target.clone(),
                     };
-                    (!gone).then_some((number, listed))
+                    (!deleted).then_some((number, listed))
                 })
                 .collect();
             if !listed.is_empty() || pages.complete && pages.entries.len() <= at {

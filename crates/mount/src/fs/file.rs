@@ -145,14 +145,14 @@ impl Fs {
             false
         };
         let opened = self.opened(caller, (key, vnode), OpenHow { write, ..how }, cut)?;
-        if write && let Err(error) = self.give_up_privileges(caller, opened.handle, pace) {
+        if write && let Err(error) = self.drop_privileges_of(caller, opened.handle, pace) {
             self.release(caller, opened.handle);
             return Err(error);
         }
         Ok(opened)
     }
 
-    fn give_up_privileges(&self, caller: Caller, handle: u64, pace: Pace) -> Result<(), Error> {
+    fn drop_privileges_of(&self, caller: Caller, handle: u64, pace: Pace) -> Result<(), Error> {
         let vnode = self.file(handle)?.vnode.clone();
         self.drop_privileges(caller, &vnode, pace)
     }

@@ -32,7 +32,7 @@ impl Fs {
     pub(super) fn keep(&self, vnode: &Vnode, object: &Arc<Object>, asked: u64) {
         {
             let mut state = vnode.state.lock();
-            let current = state.attr.object == object.id && !state.gone;
+            let current = state.attr.object == object.id && !state.deleted;
             if !object.waits() || !current || self.table.changed_since(vnode.ino, asked) {
                 return;
             }

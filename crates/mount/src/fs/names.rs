@@ -231,7 +231,7 @@ impl Fs {
                     return Err(Errno::STALE.into());
                 }
                 // Removed by another client while it is open here.
-                state.gone = true;
+                state.deleted = true;
                 state.attr.nlink = 0;
                 Ok(())
             }
@@ -349,16 +349,16 @@ impl Fs {
             return Ok(());
         }
         let asked = self.table.now();
-        let gone = {
+        let deleted = {
             let state = vnode.state.lock();
             if let Some(mtime) = changes.mtime
                 && let Some(object) = state.writing.as_ref().and_then(|w| w.object.as_ref())
             {
                 object.set_mtime(mtime)?;
             }
-            state.gone
+            state.deleted
         };
-        let answer = if gone {
+        let answer = if deleted {
             Err(Errno::NOENT.into())
         } else {
             self.backend.one(caller, Op::SetAttr(set))
@@ -656,8 +656,8 @@ impl Fs {
         {
             let mut state = vnode.state.lock();
             self.adopt_change(&mut state, attr, asked);
-            state.gone = attr.nlink == 0;
-            if state.gone {
+            state.deleted = attr.nlink == 0;
+            if state.deleted {
                 state.kept = None;
             }
         }

@@ -66,7 +66,7 @@ impl State {
     /// it does.
     fn keep_back(&mut self, changes: &Changes) -> Result<bool, Error> {
         let attr = self.attr;
-        if attr.object != 0 || self.gone || take(changes, &attr) {
+        if attr.object != 0 || self.deleted || take(changes, &attr) {
             return Ok(false);
         }
         let writing = self.writing.as_mut().filter(|w| w.phase == Phase::Open);

@@ -42,7 +42,7 @@ pub(super) fn done(op: &Op, found: &[Answer]) -> Option<Answer> {
     match op {
         Op::Unlink(op) => {
             let marked = matches!(&found[0], Answer::Attr(dir) if dir.mtime == op.time);
-            (marked || gone(last)).then_some(())?;
+            (marked || deleted(last)).then_some(())?;
             nothing
         }
         Op::Rename(op) => {
@@ -72,7 +72,7 @@ fn attr(answer: &Answer) -> Option<Attr> {
     }
 }
 
-fn gone(answer: &Answer) -> bool {
+fn deleted(answer: &Answer) -> bool {
     matches!(answer, Answer::Error(error) if error.errno == libc::ENOENT)
 }
 

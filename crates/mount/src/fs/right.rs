@@ -15,7 +15,7 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 /// Time that a node may take to answer before it counts as unreachable.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Time that a reader waits for a node's answer before it asks whether another node has a copy.
+/// Time that a reader waits for a node's answer before it asks whether another node has a replica.
 const OTHERS_AFTER: Duration = Duration::from_secs(6);
 
 /// A right to one object.
@@ -174,7 +174,7 @@ impl Right {
         }
     }
 
-    /// Whether another node has a copy of the version that is read. If so, later requests are sent to that node.
+    /// Whether another node has a replica of the version that is read. If so, later requests are sent to that node.
     async fn turn_elsewhere(
         &self,
         backend: &Backend,
@@ -193,7 +193,7 @@ impl Right {
     }
 
     /// Sends a request to a node that holds the object. The request is repeated if the node is offline or the right has expired. If
-    /// another node has a copy of the version that is read, the request is sent there at once. Without an end it is repeated for as long
+    /// another node has a replica of the version that is read, the request is sent there at once. Without an end it is repeated for as long
     /// as the mount runs.
     pub(crate) async fn ask<T, F>(
         &self,
@@ -232,7 +232,7 @@ impl Right {
             };
             silent.push(node);
             if self.turn_elsewhere(backend, until, &silent).await {
-                tracing::info!(node, "a copy on another node is read: {error}");
+                tracing::info!(node, "a replica on another node is read: {error}");
                 continue;
             }
             patient = true;

@@ -36,7 +36,7 @@ const BATCHES_MAX: usize = 2;
 const ATTEMPT: Duration = Duration::from_secs(10);
 /// Time that the server is asked for the address of an offline node, before the pause.
 const FIND: Duration = Duration::from_secs(1);
-/// Pause before the server is asked again whether a version has its copies.
+/// Pause before the server is asked again whether a version has its replicas.
 const COPYING: Duration = Duration::from_millis(100);
 /// Pause before a version is tried again, doubled up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(50);
@@ -575,7 +575,7 @@ impl Version {
                 size,
                 mtime,
                 attributes: self.job.pending.map(|pending| pending.told(ino)),
-                copies: String::new(),
+                replicas: String::new(),
                 parts: match self.job.object.is_striped() {
                     true => self.lengths.clone(),
                     false => Vec::new(),

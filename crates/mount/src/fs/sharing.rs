@@ -130,7 +130,7 @@ impl Fs {
             };
             let direct = aliases.iter().any(direct);
             // A file without a name keeps its version until it is closed.
-            let stays = direct || state.gone;
+            let stays = direct || state.deleted;
             if let Some(object) = state.open_together() {
                 drop(state);
                 drop(all_written);
@@ -172,7 +172,7 @@ impl Fs {
         let direct = bound.any(|bound| bound.is_direct() && bound.object.id == object.id);
         // Nor for a version that may have to move to another node, or has a limit of its size.
         let one = !object.is_striped() && object.together().is_none() && !object.is_bounded();
-        if direct || !one || state.gone || state.idle_writers > 0 || self.locks.knows(ino) {
+        if direct || !one || state.deleted || state.idle_writers > 0 || self.locks.knows(ino) {
             return;
         }
         // The part begins in its state before the first write.

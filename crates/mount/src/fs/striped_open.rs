@@ -49,7 +49,7 @@ impl Fs {
                 }) => object_file::open(&object_path(&directory, part.object)).ok(),
                 _ => None,
             };
-            // A request is also sent to a node that is offline or has lost the part: it then turns to nodes that have a copy.
+            // A request is also sent to a node that is offline or has lost the part: it then turns to nodes that have a replica.
             let data = match local {
                 Some(file) => Data::Local(Arc::new(file)),
                 None => Data::Remote(self.remote_part(part, right.clone())),

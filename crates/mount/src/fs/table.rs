@@ -111,7 +111,7 @@ pub(crate) struct State {
     /// The sealed object, if this mount keeps the right to read it.
     pub(crate) kept: Option<Arc<Object>>,
     /// Whether the file has lost its last name.
-    pub(crate) gone: bool,
+    pub(crate) deleted: bool,
 }
 
 /// Version that is being written here.
@@ -123,7 +123,7 @@ pub(crate) struct Writing {
     /// For a version that began as a copy: the mtime that it was given. If the mtime is the same at the last close, no byte was written.
     pub(crate) untouched: Option<i64>,
     /// Whether the version changes nothing and is abandoned: the version sealed before stays current.
-    pub(crate) given_up: bool,
+    pub(crate) abandoned: bool,
     /// Attributes that the server learns with the seal.
     pub(crate) pending: Option<Pending>,
 }
@@ -136,7 +136,7 @@ impl Writing {
             phase: Phase::Starting,
             writers: 0,
             untouched: None,
-            given_up: false,
+            abandoned: false,
             pending: None,
         }
     }
@@ -148,7 +148,7 @@ impl Writing {
             phase: Phase::Open,
             writers,
             untouched,
-            given_up: false,
+            abandoned: false,
             pending: None,
         }
     }
@@ -217,7 +217,7 @@ impl Bound {
 impl State {
     /// Whether the attributes are known and valid.
     pub(crate) fn is_fresh(&self) -> bool {
-        self.gone || self.fresh.is_some_and(|until| Instant::now() < until)
+        self.deleted || self.fresh.is_some_and(|until| Instant::now() < until)
     }
 
     /// Returns the attributes that users see now, with size and mtime of the version being written, and the number of 512-byte blocks.
@@ -311,7 +311,7 @@ impl State {
 
     /// Returns the object that is being written or sealed here.
     pub(crate) fn written(&self) -> Option<&Arc<Object>> {
-        let writing = self.writing.as_ref().filter(|w| !w.given_up);
+        let writing = self.writing.as_ref().filter(|w| !w.abandoned);
         writing.and_then(|w| w.object.as_ref())
     }
 

@@ -98,7 +98,7 @@ impl Fs {
         (id, node): (u64, Option<u32>),
         pace: Pace,
     ) -> Result<Arc<Object>, Error> {
-        // The node may have sealed a copy of the object, so the object itself may still have a writer.
+        // The node may have sealed a replica of the object, so the object itself may still have a writer.
         let is_its_own = |object: &Arc<Object>| !self.backend.lends() || !object.is_replaced();
         if let Some(object) = vnode.state.lock().open_object(id)
             && is_its_own(&object)
@@ -153,7 +153,7 @@ impl Fs {
                     let data = Data::Local(Arc::new(file));
                     return Ok(Object::new(id, node, data, in_place));
                 }
-                // Another node may have a copy.
+                // Another node may have a replica.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => avoid.push(node),
                 Err(error) => return Err(error.into()),
             }
@@ -394,7 +394,7 @@ impl Fs {
                 Ok(made) => return Ok((opened, made)),
                 Err(error) => error,
             };
-            self.backend.take_back(caller, &op)?;
+            self.backend.undo_now(caller, &op)?;
             if !error.is(Errno::HOSTUNREACH) || patience::now() >= deadline {
                 return Err(error);
             }
@@ -826,7 +826,7 @@ impl Fs {
 
     /// Notes that one handle less has the file open. `write` says whether that handle could write.
     pub(super) fn left(&self, caller: Caller, vnode: &Arc<Vnode>, state: &mut State, write: bool) {
-        let gone = state.gone;
+        let deleted = state.deleted;
         let read = state
             .written()
             .is_some_and(|object| state.bound.values().any(|b| b.object.id == object.id));
@@ -837,7 +837,7 @@ impl Fs {
         };
         writing.writers = writing.writers.saturating_sub(u32::from(write));
         // A version that will never have a name exists as long as a program here has it open.
-        if writing.writers > 0 || (gone && read) {
+        if writing.writers > 0 || (deleted && read) {
             return;
         }
         let object = writing.object.clone().filter(|object| object.waits());
@@ -889,7 +889,7 @@ impl Fs {
         state: &mut State,
         ending: Option<Ending>,
     ) {
-        let gone = state.gone;
+        let deleted = state.deleted;
         let Some(writing) = state.writing.as_mut() else {
             return;
         };
@@ -918,10 +918,10 @@ impl Fs {
         };
         let ending = match ending {
             Some(ending) => ending,
-            None if gone || unchanged => Ending::Abandon,
+            None if deleted || unchanged => Ending::Abandon,
             None => Ending::Seal,
         };
-        writing.given_up = unchanged && ending == Ending::Abandon;
+        writing.abandoned = unchanged && ending == Ending::Abandon;
         let pending = writing.pending;
         self.sealer.submit(Job {
             ino: vnode.ino,

@@ -84,7 +84,7 @@ impl Backings {
         Ok(())
     }
 
-    fn take_back(&mut self, handle: u64) {
+    fn release(&mut self, handle: u64) {
         let Some(Given {
             number,
             file,
@@ -247,7 +247,7 @@ impl Inner {
     }
 
     pub(super) fn release(&self, handle: u64) {
-        self.backings.lock().take_back(handle);
+        self.backings.lock().release(handle);
     }
 }
 

@@ -583,7 +583,7 @@ impl Given {
             return Outcome::Held;
         }
         let mut begun = record.clone();
-        match self.store_anew(&mut begun, file) {
+        match self.store_again(&mut begun, file) {
             Ok(None) => {
                 self.away.shelf.remove(record.number);
                 Outcome::Done
@@ -598,7 +598,7 @@ impl Given {
     }
 
     /// Returns the copy and the object that is being sealed; `None` if the file is deleted.
-    fn store_anew(
+    fn store_again(
         &self,
         record: &mut Record,
         file: &File,

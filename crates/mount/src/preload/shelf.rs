@@ -234,7 +234,7 @@ impl Shelf {
         let foreign = if cluster != self.cluster {
             Some("it is of another cluster, which had this address before")
         } else if boot != self.boot {
-            Some("the host was started anew before it was stored, so it may be damaged")
+            Some("the host was restarted before it was stored, so it may be corrupt")
         } else {
             None
         };

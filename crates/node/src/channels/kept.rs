@@ -42,7 +42,7 @@ pub(super) enum Trouble {
     #[error(transparent)]
     System(#[from] io::Error),
     #[error("the channel's file is none, or of a later release: have the channel removed")]
-    Damaged,
+    Corrupt,
 }
 
 /// Result of sending.
@@ -80,9 +80,9 @@ impl Kept {
         let capacity = long(capacity);
         let fits = (CAPACITY_BYTES_MIN..=CAPACITY_BYTES_MAX).contains(&capacity);
         if magic != MAGIC || !fits || file.metadata()?.len() < RING_AT + capacity {
-            return Err(Trouble::Damaged);
+            return Err(Trouble::Corrupt);
         }
-        let head = checked(&file, HEAD_AT, 24)?.ok_or(Trouble::Damaged)?;
+        let head = checked(&file, HEAD_AT, 24)?.ok_or(Trouble::Corrupt)?;
         let mut readers = Vec::new();
         let mut producers = Vec::new();
         for slot in 0..READERS_MAX {
@@ -205,7 +205,7 @@ impl Kept {
             let at = RING_AT + record.at + RECORD_BYTES;
             self.file.read_exact_at(&mut frames, at)?;
             let skipped = from.saturating_sub(record.first);
-            let begin = after_frames(&frames, skipped).ok_or(Trouble::Damaged)?;
+            let begin = after_frames(&frames, skipped).ok_or(Trouble::Corrupt)?;
             if out.is_empty() {
                 out.extend((record.first + skipped).to_le_bytes());
             }
@@ -401,6 +401,6 @@ mod tests {
         ));
         assert!(kept.read(200, u64::MAX).unwrap().is_empty());
         kept.file.write_all_at(b"x", 0).unwrap();
-        assert!(matches!(Kept::open(&path), Err(Trouble::Damaged)));
+        assert!(matches!(Kept::open(&path), Err(Trouble::Corrupt)));
     }
 }

@@ -60,8 +60,8 @@ pub(crate) enum ChannelError {
     Store(#[from] StoreError),
     #[error("the channel's file {path}: {source}")]
     File { path: PathBuf, source: io::Error },
-    #[error("{path}: the channel is damaged: remove it")]
-    Damaged { path: PathBuf },
+    #[error("{path}: the channel is corrupt: remove it")]
+    Corrupt { path: PathBuf },
 }
 
 impl Channels {
@@ -220,7 +220,7 @@ impl Channels {
         let path = self.path(object);
         let told = |trouble| match trouble {
             Trouble::Refused(refusal) => ChannelError::Refused(refusal),
-            Trouble::Damaged => ChannelError::Damaged { path: path.clone() },
+            Trouble::Corrupt => ChannelError::Corrupt { path: path.clone() },
             Trouble::System(source) if source.kind() == io::ErrorKind::NotFound => {
                 ChannelError::None
             }

@@ -88,7 +88,7 @@ impl Outside {
             };
             if let Err(why) = self.end(&attempt) {
                 let path = &attempt.path;
-                tracing::debug!(path, %why, "what is left of a file can't be given up yet");
+                tracing::debug!(path, %why, "what is left of a file can't be aborted yet");
                 well = false;
             }
         }
@@ -101,7 +101,7 @@ impl Outside {
         if unsure && far.leaves(attempt.size.unwrap_or(u64::MAX)) {
             let since = u64::try_from(attempt.since_s).unwrap_or(0);
             let since: SystemTime = UNIX_EPOCH + Duration::from_secs(since);
-            self.reach.wait(far.give_up(&attempt.path, since))?;
+            self.reach.wait(far.abandon(&attempt.path, since))?;
         }
         if let Some(left) = attempt.left.as_ref().filter(|_| attempt.size.is_none()) {
             self.remove_left(left)?;

@@ -111,7 +111,7 @@ impl Follower {
         }
         for held in held {
             if (held.placed.size, &held.placed.tag) != (placed.size, &placed.tag) {
-                if !held.gone && held.how != How::Linked {
+                if !held.deleted && held.how != How::Linked {
                     known.before.push(held.object);
                 }
                 continue;
@@ -119,7 +119,7 @@ impl Follower {
             if held.how == How::Put && known.ours.is_none() {
                 known.ours = Some(held.object);
             }
-            if !held.gone {
+            if !held.deleted {
                 known.versions.push(held.object);
             }
         }
@@ -198,20 +198,20 @@ impl Follower {
             .db
             .read(|db| rows::remembered(db, after, REMEMBERED_MAX))?;
         let last = some.last().map_or(ObjectId(0), |held| held.object);
-        let mut gone = Vec::new();
+        let mut deleted = Vec::new();
         for held in some {
             match outside
                 .reach
                 .wait(outside.reach.far.stat(&held.placed.path))
             {
                 Ok(now) if now == held.placed => {}
-                Ok(_) | Err(Failure::Missing | Failure::Changed) => gone.push(held.object),
+                Ok(_) | Err(Failure::Missing | Failure::Changed) => deleted.push(held.object),
                 Err(Failure::Silent | Failure::Other(_)) => {}
             }
         }
-        if !gone.is_empty() {
+        if !deleted.is_empty() {
             let forget = move |db: &Connection| {
-                let mut removed = gone.iter();
+                let mut removed = deleted.iter();
                 removed.try_for_each(|object| rows::removed(db, *object))
             };
             outside.db.write_blocking(false, forget)?;

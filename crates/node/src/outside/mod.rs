@@ -144,12 +144,12 @@ pub trait Far: Debug + Send + Sync {
     fn also<'a>(&'a self, path: &'a str, other: &'a str) -> Asked<'a, Placed>;
     /// Removes a file. A missing file is no error.
     fn remove<'a>(&'a self, path: &'a str) -> Asked<'a, ()>;
-    /// Returns whether an interrupted write of that size may leave data in the store that only [`Self::give_up`] finds.
+    /// Returns whether an interrupted write of that size may leave data in the store that only [`Self::abandon`] finds.
     fn leaves(&self, _size: u64) -> bool {
         false
     }
     /// Removes the data of interrupted writes to `_path` that started at or after `_since`, by the store's clock.
-    fn give_up<'a>(&'a self, _path: &'a str, _since: SystemTime) -> Asked<'a, ()> {
+    fn abandon<'a>(&'a self, _path: &'a str, _since: SystemTime) -> Asked<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
     /// Opens the store again. A file system may have been mounted since the store was opened.
@@ -299,8 +299,8 @@ impl Outside {
     /// Returns the reason why nothing settles or why the content of the store is unknown; `None` if there is no problem.
     fn trouble(&self) -> Option<(condition::Kind, String)> {
         let known = self.known.lock();
-        if let Some(away) = self.reach.far.trouble() {
-            return Some((condition::STORE_AWAY, format!("{}: {away}", self.uri)));
+        if let Some(offline) = self.reach.far.trouble() {
+            return Some((condition::STORE_OFFLINE, format!("{}: {offline}", self.uri)));
         }
         let refused = known.refused.as_ref();
         let refused = refused.filter(|(_, since)| since.elapsed() < REFUSED);
@@ -621,19 +621,19 @@ impl Store for Outside {
     }
 
     fn set_aside(&self, object: ObjectId) -> Result<(), StoreError> {
-        // A near file that is damaged is read from the external store.
+        // A near file that is corrupt is read from the external store.
         if self.near.stat(object).is_err() {
             self.forget(object);
         }
         self.near.set_aside(object)
     }
 
-    fn open_damaged(&self, object: ObjectId) -> Result<Opened, StoreError> {
-        self.near.open_damaged(object)
+    fn open_corrupt(&self, object: ObjectId) -> Result<Opened, StoreError> {
+        self.near.open_corrupt(object)
     }
 
-    fn forget_damaged(&self, object: ObjectId) -> Result<(), StoreError> {
-        self.near.forget_damaged(object)
+    fn forget_corrupt(&self, object: ObjectId) -> Result<(), StoreError> {
+        self.near.forget_corrupt(object)
     }
 
     fn stat(&self, object: ObjectId) -> Result<Stat, StoreError> {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Name of the mark.
 pub(super) const MARK: &str = ".tidemill-store";
-const TEXT: &str = "Nodes of a Tidemill cluster have files here. A store without this file may be taken for one that is away.\n";
+const TEXT: &str = "Nodes of a Tidemill cluster have files here. A store without this file may be taken for one that is offline.\n";
 /// Time for which writers trust a successful check.
 const BELIEVED: Duration = Duration::from_secs(2);
 /// Maximum time without an answer of the store.
@@ -22,7 +22,7 @@ const SILENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 /// Number of known files, of the first and of the last, that are looked up if the mark is missing.
 const LOOKED_FOR: u32 = 4;
 
-const AWAY: &str = "nothing is there that was before: is it mounted? Files stay as they are; if that is right, put an empty file \
+const OFFLINE: &str = "nothing is there that was before: is it mounted? Files stay as they are; if that is right, put an empty file \
     .tidemill-store there";
 
 /// Store that is checked before it is used.
@@ -31,7 +31,7 @@ pub(super) struct Guarded {
     far: Arc<dyn Far>,
     db: Db,
     believed: Mutex<Option<Instant>>,
-    is_away: Mutex<bool>,
+    is_offline: Mutex<bool>,
 }
 
 impl Guarded {
@@ -40,13 +40,13 @@ impl Guarded {
             far,
             db,
             believed: Mutex::default(),
-            is_away: Mutex::default(),
+            is_offline: Mutex::default(),
         }
     }
 
     /// Returns why the content of the store is unknown, if the last check did not find the store.
     pub(super) fn trouble(&self) -> Option<&'static str> {
-        self.is_away.lock().then_some(AWAY)
+        self.is_offline.lock().then_some(OFFLINE)
     }
 
     /// Checks whether the store is present.
@@ -62,13 +62,13 @@ impl Guarded {
             self.far.renew();
             marked = self.found().await?;
         }
-        let was_away = std::mem::replace(&mut *self.is_away.lock(), marked.is_none());
-        match (marked, was_away) {
-            (None, false) => tracing::error!("the store outside is away: {AWAY}"),
+        let was_offline = std::mem::replace(&mut *self.is_offline.lock(), marked.is_none());
+        match (marked, was_offline) {
+            (None, false) => tracing::error!("the store outside is offline: {OFFLINE}"),
             (Some(_), true) => tracing::info!("the store outside is there again"),
             _ => {}
         }
-        marked.ok_or_else(|| Failure::Other(AWAY.to_owned()))
+        marked.ok_or_else(|| Failure::Other(OFFLINE.to_owned()))
     }
 
     /// Returns the file at `path`. If the file is missing, checks the store first and then asks again.
@@ -127,7 +127,7 @@ impl Guarded {
 
     fn is_believed(&self) -> bool {
         let believed = *self.believed.lock();
-        !*self.is_away.lock() && believed.is_some_and(|since| since.elapsed() < BELIEVED)
+        !*self.is_offline.lock() && believed.is_some_and(|since| since.elapsed() < BELIEVED)
     }
 
     /// Returns whether a request must be repeated after a file was missing, because the store may have been offline until now.
@@ -197,8 +197,8 @@ impl Far for Guarded {
         self.far.leaves(size)
     }
 
-    fn give_up<'a>(&'a self, path: &'a str, since: SystemTime) -> Asked<'a, ()> {
-        self.far.give_up(path, since)
+    fn abandon<'a>(&'a self, path: &'a str, since: SystemTime) -> Asked<'a, ()> {
+        self.far.abandon(path, since)
     }
 
     fn renew(&self) {

@@ -236,11 +236,11 @@ impl Outside {
         })
     }
 
-    /// Converts the loss of a file. In a bound directory, a change by another program is no damage: it is the next version of the file. If
+    /// Converts the loss of a file. In a bound directory, a change by another program is no corruption: it is the next version of the file. If
     /// that version is already known, the request for the former version belongs to a file that was renamed since, and the loss is real.
     fn lost(&self, placed: &Placed, why: Failure) -> Failure {
         self.reach.note_changed(&placed.path);
-        let other = |held: &rows::Held| !held.gone && held.placed != *placed;
+        let other = |held: &rows::Held| !held.deleted && held.placed != *placed;
         let held = self.reach.db.read(|db| rows::at(db, &placed.path));
         let followed = held.is_ok_and(|held| held.iter().any(other));
         match self.is_bound(&placed.path) && !followed {

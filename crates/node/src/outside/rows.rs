@@ -25,22 +25,22 @@ pub(super) fn placed(row: &Row<'_>, from: usize) -> Result<Placed> {
 
 /// Returns all objects in the external store, each with its length in bytes and whether it is in packs.
 pub(super) fn all(db: &Connection) -> Result<Vec<(ObjectId, u64, bool)>> {
-    db.prepare("SELECT object, size, packed FROM outside WHERE gone = 0")?
+    db.prepare("SELECT object, size, packed FROM outside WHERE deleted = 0")?
         .query_map([], |row| Ok((object(row, 0)?, size(row, 1)?, row.get(2)?)))?
         .collect()
 }
 
 /// Returns the external objects whose id has this lowest byte.
 pub(super) fn of_directory(db: &Connection, directory: u8) -> Result<Vec<(ObjectId, u64)>> {
-    db.prepare_cached("SELECT object, size FROM outside WHERE gone = 0 AND object & 255 = ?1")?
+    db.prepare_cached("SELECT object, size FROM outside WHERE deleted = 0 AND object & 255 = ?1")?
         .query_map([directory], |row| Ok((object(row, 0)?, size(row, 1)?)))?
         .collect()
 }
 
 /// Returns the objects that are stored here and not in the external store. Intermediate objects in memory are left out.
 pub(super) fn unsettled(db: &Connection) -> Result<Vec<ObjectId>> {
-    let sql = "SELECT id FROM object WHERE kind = 0 AND damage IS NULL
-                   AND id NOT IN (SELECT object FROM outside WHERE gone = 0)
+    let sql = "SELECT id FROM object WHERE kind = 0 AND corruption IS NULL
+                   AND id NOT IN (SELECT object FROM outside WHERE deleted = 0)
                    AND id NOT IN (SELECT object FROM attribute WHERE page = ?1 AND number = ?2)";
     db.prepare(sql)?
         .query_map([attribute::PAGE, attribute::MEMORY], |row| object(row, 0))?
@@ -49,7 +49,8 @@ pub(super) fn unsettled(db: &Connection) -> Result<Vec<ObjectId>> {
 
 /// Returns the external location of an object.
 pub(super) fn find(db: &Connection, object: ObjectId) -> Result<Option<There>> {
-    let sql = "SELECT path, size, tag, checked, packed FROM outside WHERE object = ?1 AND gone = 0";
+    let sql =
+        "SELECT path, size, tag, checked, packed FROM outside WHERE object = ?1 AND deleted = 0";
     let there = |row: &Row<'_>| {
         Ok(There {
             placed: placed(row, 0)?,
@@ -64,8 +65,8 @@ pub(super) fn find(db: &Connection, object: ObjectId) -> Result<Option<There>> {
 /// Returns paths of some files that should exist in the store: of the first and the last objects, and of packs. This includes files that
 /// wait for their removal.
 pub(super) fn some_paths(db: &Connection, each: u32) -> Result<Vec<String>> {
-    let sql = "SELECT path FROM (SELECT path FROM outside WHERE (gone = 0 OR linked = 0) AND packed = 0 ORDER BY object LIMIT ?1)
-               UNION SELECT path FROM (SELECT path FROM outside WHERE (gone = 0 OR linked = 0) AND packed = 0 ORDER BY object DESC LIMIT ?1)
+    let sql = "SELECT path FROM (SELECT path FROM outside WHERE (deleted = 0 OR linked = 0) AND packed = 0 ORDER BY object LIMIT ?1)
+               UNION SELECT path FROM (SELECT path FROM outside WHERE (deleted = 0 OR linked = 0) AND packed = 0 ORDER BY object DESC LIMIT ?1)
                UNION SELECT path FROM (SELECT path FROM pack WHERE state = 1 OR (state = 2 AND tag != '') ORDER BY id DESC LIMIT ?1)";
     db.prepare_cached(sql)?
         .query_map([each], |row| row.get(0))?
@@ -74,7 +75,8 @@ pub(super) fn some_paths(db: &Connection, each: u32) -> Result<Vec<String>> {
 
 /// Returns whether the store holds a file that this node put there.
 pub(super) fn any_put(db: &Connection) -> Result<bool> {
-    let mut statement = db.prepare_cached("SELECT 1 FROM outside WHERE linked = 0 AND gone = 0")?;
+    let mut statement =
+        db.prepare_cached("SELECT 1 FROM outside WHERE linked = 0 AND deleted = 0")?;
     statement.exists([])
 }
 
@@ -105,7 +107,7 @@ pub(super) struct Held {
     pub(super) object: ObjectId,
     pub(super) placed: Placed,
     /// Whether the object was removed.
-    pub(super) gone: bool,
+    pub(super) deleted: bool,
     pub(super) how: How,
 }
 
@@ -113,15 +115,15 @@ fn held(row: &Row<'_>) -> Result<Held> {
     Ok(Held {
         object: object(row, 4)?,
         placed: placed(row, 0)?,
-        gone: row.get(5)?,
+        deleted: row.get(5)?,
         how: How::of(row.get(6)?),
     })
 }
 
 /// Returns all objects that are or were at a path, existing objects first.
 pub(super) fn at(db: &Connection, path: &str) -> Result<Vec<Held>> {
-    let sql = "SELECT path, size, tag, checked, object, gone, linked FROM outside
-                   WHERE path = ?1 AND packed = 0 ORDER BY gone, linked";
+    let sql = "SELECT path, size, tag, checked, object, deleted, linked FROM outside
+                   WHERE path = ?1 AND packed = 0 ORDER BY deleted, linked";
     db.prepare_cached(sql)?.query_map([path], held)?.collect()
 }
 
@@ -129,9 +131,9 @@ pub(super) fn at(db: &Connection, path: &str) -> Result<Vec<Held>> {
 /// former objects of the path are forgotten.
 pub(super) fn put(db: &Connection, object: ObjectId, at: &Placed, how: How) -> Result<()> {
     let forget = match how {
-        How::Put => "DELETE FROM outside WHERE path = ?1 AND gone = 1 AND packed = 0",
+        How::Put => "DELETE FROM outside WHERE path = ?1 AND deleted = 1 AND packed = 0",
         How::Linked | How::Followed => {
-            "DELETE FROM outside WHERE path = ?1 AND gone = 1 AND linked = 2"
+            "DELETE FROM outside WHERE path = ?1 AND deleted = 1 AND linked = 2"
         }
     };
     db.prepare_cached(forget)?.execute([&at.path])?;
@@ -168,24 +170,24 @@ pub(super) fn leave(db: &Connection, object: ObjectId) -> Result<Option<There>> 
     let found = find(db, object)?;
     db.prepare_cached("DELETE FROM outside WHERE object = ?1 AND linked = 1")?
         .execute([id])?;
-    db.prepare_cached("UPDATE outside SET gone = 1 WHERE object = ?1")?
+    db.prepare_cached("UPDATE outside SET deleted = 1 WHERE object = ?1")?
         .execute([id])?;
     Ok(found)
 }
 
 /// Returns some of the remembered rows of removed objects, with ids greater than `after`.
 pub(super) fn remembered(db: &Connection, after: ObjectId, max: u32) -> Result<Vec<Held>> {
-    let sql = "SELECT path, size, tag, checked, object, gone, linked FROM outside
-                   WHERE gone = 1 AND linked = 2 AND object > ?1 ORDER BY object LIMIT ?2";
+    let sql = "SELECT path, size, tag, checked, object, deleted, linked FROM outside
+                   WHERE deleted = 1 AND linked = 2 AND object > ?1 ORDER BY object LIMIT ?2";
     db.prepare_cached(sql)?
         .query_map(params![after.0.cast_signed(), max], held)?
         .collect()
 }
 
 /// Returns some of the objects whose own external files wait for removal.
-pub(super) fn gone(db: &Connection, max: u32) -> Result<Vec<(ObjectId, Placed)>> {
+pub(super) fn deleted(db: &Connection, max: u32) -> Result<Vec<(ObjectId, Placed)>> {
     let sql = "SELECT path, size, tag, checked, object FROM outside 
-                   WHERE gone = 1 AND linked = 0 AND packed = 0 LIMIT ?1";
+                   WHERE deleted = 1 AND linked = 0 AND packed = 0 LIMIT ?1";
     db.prepare_cached(sql)?
         .query_map([max], |row| Ok((object(row, 4)?, placed(row, 0)?)))?
         .collect()
@@ -193,7 +195,7 @@ pub(super) fn gone(db: &Connection, max: u32) -> Result<Vec<(ObjectId, Placed)>>
 
 /// Records that the external file of a removed object was removed.
 pub(super) fn removed(db: &Connection, object: ObjectId) -> Result<()> {
-    db.prepare_cached("DELETE FROM outside WHERE object = ?1 AND gone > 0")?
+    db.prepare_cached("DELETE FROM outside WHERE object = ?1 AND deleted > 0")?
         .execute([object.0.cast_signed()])?;
     Ok(())
 }
@@ -294,9 +296,9 @@ pub(super) struct Attempt {
 /// objects.
 pub(super) fn attempts(db: &Connection, before_s: i64) -> Result<Vec<Attempt>> {
     let sql = "SELECT path, size, tag, checked, object, since, again,
-                   (SELECT size FROM outside WHERE outside.object = outside_attempt.object AND gone = 0)
+                   (SELECT size FROM outside WHERE outside.object = outside_attempt.object AND deleted = 0)
                    FROM outside_attempt
-                   WHERE EXISTS (SELECT 1 FROM outside WHERE outside.object = outside_attempt.object AND gone = 0)
+                   WHERE EXISTS (SELECT 1 FROM outside WHERE outside.object = outside_attempt.object AND deleted = 0)
                    OR since < ?1 AND object NOT IN (SELECT id FROM object)";
     db.prepare_cached(sql)?
         .query_map([before_s], |row| {

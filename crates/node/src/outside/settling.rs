@@ -23,7 +23,7 @@ const PIECE_BYTES: usize = 8 << 20;
 /// Maximum number of objects that are settled concurrently.
 pub(super) const AT_ONCE: usize = 8;
 /// Maximum number of files that one pass removes.
-const GONE_MAX: u32 = 256;
+const DELETED_MAX: u32 = 256;
 /// Maximum number of objects that one pass examines.
 const BATCH_MAX: usize = 1024;
 /// Interval between two passes …
@@ -255,7 +255,7 @@ impl Outside {
             .filter(ours)
             .find(|held| held.placed == now);
         match held {
-            Some(held) if held.gone => Ok(Place::Free(wanted, Over::This(now))),
+            Some(held) if held.deleted => Ok(Place::Free(wanted, Over::This(now))),
             Some(held) if held.object != object => {
                 let left = self.move_aside(held.object, &now, object)?;
                 Ok(Place::Free(wanted, Over::This(left)))
@@ -445,7 +445,7 @@ impl Outside {
     /// Returns path, part and hash of an object's file. `None`: the object is not stored, or no note of the server has named the file yet.
     fn named(&self, object: ObjectId) -> Result<Option<Named>, DbError> {
         let read = |db: &rusqlite::Connection| {
-            let Some(sum) = records::sum(db, object)?.filter(|sum| sum.damage.is_none()) else {
+            let Some(sum) = records::sum(db, object)?.filter(|sum| sum.corruption.is_none()) else {
                 return Ok(None);
             };
             let place = notes::place_of(db, object)?;
@@ -521,14 +521,14 @@ impl Outside {
 
     /// Removes some external files of removed objects. Returns whether more of them may exist.
     pub(super) fn remove_some(&self) -> bool {
-        let gone = self
+        let deleted = self
             .db
-            .read(|db| rows::gone(db, GONE_MAX))
+            .read(|db| rows::deleted(db, DELETED_MAX))
             .unwrap_or_default();
-        let ended = at_once(&gone, |(_, placed)| self.remove_one(placed));
-        let removed = gone.iter().zip(ended).filter(|(_, ended)| *ended);
+        let ended = at_once(&deleted, |(_, placed)| self.remove_one(placed));
+        let removed = deleted.iter().zip(ended).filter(|(_, ended)| *ended);
         let removed: Vec<ObjectId> = removed.map(|((object, _), _)| *object).collect();
-        let more = removed.len() == GONE_MAX as usize;
+        let more = removed.len() == DELETED_MAX as usize;
         if !removed.is_empty() {
             let forget = move |db: &rusqlite::Connection| {
                 removed
@@ -549,7 +549,9 @@ impl Outside {
         // Another object may have taken the name, or the path may now hold a file of another program.
         let still = |held: Vec<rows::Held>| {
             let put = held.iter().any(|held| held.how == How::Put);
-            put && held.iter().all(|held| held.gone || held.how == How::Linked)
+            put && held
+                .iter()
+                .all(|held| held.deleted || held.how == How::Linked)
         };
         match held.map(still) {
             Ok(true) => {}
@@ -612,10 +614,10 @@ pub(crate) fn keep_settling(parts: &Parts, labels: &Labels) {
         }
         let well = outside.settle_some();
         let removed = outside.remove_some();
-        let given_up = outside.tidy_attempts();
+        let abandoned = outside.tidy_attempts();
         let tidied = outside.tidy();
         let (well, more) = (
-            well && given_up && tidied.is_some(),
+            well && abandoned && tidied.is_some(),
             removed || tidied == Some(true),
         );
         pause = match (well, more) {

@@ -23,7 +23,7 @@ pub(super) struct Files {
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     pub(super) files: Mutex<Files>,
-    pub(super) away: Mutex<bool>,
+    pub(super) offline: Mutex<bool>,
     /// Number of changes that are still accepted; `None`: no limit.
     pub(super) changes_left: Mutex<Option<u64>>,
     /// File that another program writes just before the next write.
@@ -88,8 +88,8 @@ impl Memory {
     }
 
     pub(super) fn get(&self, path: &str) -> Result<(Vec<u8>, Placed), Failure> {
-        if *self.away.lock() {
-            return Err(Failure::Other("away".into()));
+        if *self.offline.lock() {
+            return Err(Failure::Other("offline".into()));
         }
         if self
             .directories
@@ -180,9 +180,9 @@ impl Far for Memory {
                 }
             }
             self.may_change()?;
-            let away = *self.away.lock();
-            match away {
-                true => Err(Failure::Other("away".into())),
+            let offline = *self.offline.lock();
+            match offline {
+                true => Err(Failure::Other("offline".into())),
                 false => {
                     self.unlink(path);
                     Ok(self.put(path, &all))
@@ -476,10 +476,10 @@ fn changed_or_unreachable_file_is_never_read_as_version() {
     let bench = Bench::new();
     let store = bench.open(0);
     let one = bench.version(&store, 0x101, "/a", b"one");
-    *bench.far.away.lock() = true;
+    *bench.far.offline.lock() = true;
     assert!(settle(&store, &one).is_err());
     assert_eq!(read(&store, one.0).unwrap(), b"one");
-    *bench.far.away.lock() = false;
+    *bench.far.offline.lock() = false;
     settle(&store, &one).unwrap();
     let linked = bench.far.put("linked", b"linked");
     let link = ObjectId(0x102);
@@ -546,7 +546,7 @@ fn file_of_bound_directory_replaces_only_its_own_version() {
         assert_eq!(read(&store, next.0).unwrap(), b"next");
         assert!(!follower.is_waiting(next.0));
     }
-    // A change by others is no damage here, and is reported to the follower.
+    // A change by others is no corruption here, and is reported to the follower.
     let changed = store.vouch(ours.0);
     let other = |told: &Result<(), StoreError>| {
         matches!(
@@ -594,7 +594,7 @@ fn store_without_known_files_is_unreachable() {
         assert!(all.contains_key(MARK));
         drop(store);
         let store = bench.open_as(0, packing);
-        let away = |result: Result<(), StoreError>| {
+        let offline = |result: Result<(), StoreError>| {
             let why = result.unwrap_err();
             assert!(
                 matches!(
@@ -607,8 +607,8 @@ fn store_without_known_files_is_unreachable() {
                 "{why}"
             );
         };
-        away(store.vouch(one.0).unwrap());
-        away(settle(&store, &two));
+        offline(store.vouch(one.0).unwrap());
+        offline(settle(&store, &two));
         assert!(read(&store, one.0).is_err());
         assert!(told(&store).contains("nothing is there"));
         assert!(bench.far.names().is_empty());
@@ -751,12 +751,12 @@ fn version_takes_its_name_after_first_refusal() {
     assert!(settle(&store, &three).is_err());
     *bench.far.changes_left.lock() = None;
     store.remove(three.0).unwrap();
-    let gone = |db: &rusqlite::Connection| {
+    let deleted = |db: &rusqlite::Connection| {
         db.execute("DELETE FROM object", [])?;
         db.execute("UPDATE outside_attempt SET since = 0", [])
             .map(drop)
     };
-    bench.db.write_blocking(true, gone).unwrap();
+    bench.db.write_blocking(true, deleted).unwrap();
     assert!(store.tidy_attempts());
     assert!(!bench.far.names().contains(&"a".to_owned()));
     for (object, content) in [(one.0, "one"), (two.0, "two")] {

@@ -114,14 +114,14 @@ fn places(of: (&Parts, &Live), analysis: &Analysis) -> Result<Vec<(Place, Remote
             capabilities,
         } = lies(of, index, input).map_err(unknown)?;
         for (part, capability) in layout.parts().iter().zip(capabilities) {
-            let Some(copy) = part.copies.first() else {
+            let Some(replica) = part.replicas.first() else {
                 continue;
             };
-            if places.iter().any(|(place, _)| place.node == copy.node.0) {
+            if places.iter().any(|(place, _)| place.node == replica.node.0) {
                 continue;
             }
             let place = Place {
-                node: copy.node.0,
+                node: replica.node.0,
                 object: part.object.0,
                 capability,
             };

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn relay_gives_up_unreachable_peer() {
+    async fn relay_abandons_unreachable_peer() {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();

@@ -235,7 +235,7 @@ mod tests {
         });
         let nodes = (0..).zip(&platform.nodes).map(|(id, node)| TraceNode {
             node: id,
-            copies: node.copies.clone(),
+            replicas: node.replicas.clone(),
             last_turn: node.last_turn,
             host: false,
             memory_bytes: node.memory_bytes.unwrap_or(0),
@@ -315,7 +315,7 @@ mod tests {
         };
         let cold = Platform::uniform(2, &node);
         let mut warm = cold.clone();
-        warm.nodes[1].copies = vec!["/w/1".to_owned()];
+        warm.nodes[1].replicas = vec!["/w/1".to_owned()];
         warm.nodes[0].last_turn = true;
         for policy in ["input-locality", "round-robin", "min-wait", "wa"] {
             let run = |platform| Simulation::new(platform, &workflow).policy(policy).run();

@@ -55,7 +55,7 @@ enum Phase {
     /// Began and failed.
     Failed,
     /// Was returned before it began.
-    GivenUp,
+    Abandoned,
 }
 
 /// State of one label.
@@ -288,7 +288,7 @@ impl<'a> Engine<'a> {
             let layout = self.parted.get(&placed.object).cloned();
             let layout = layout.unwrap_or_else(|| one_object(placed.object, placed));
             for part in layout.parts() {
-                let station = self.station_index(part.copies[0].node) as usize;
+                let station = self.station_index(part.replicas[0].node) as usize;
                 self.stations[station].room.holds(part.size);
             }
         }
@@ -296,7 +296,7 @@ impl<'a> Engine<'a> {
             last: None,
             source: None,
         };
-        let mut copies = Vec::new();
+        let mut replicas = Vec::new();
         for index in 0..self.stations.len() {
             let (id, _) = id_of(self.platform, index);
             let node = node_at(self.platform, index);
@@ -304,28 +304,28 @@ impl<'a> Engine<'a> {
                 memory.last = Some(id);
             }
             let known = node
-                .copies
+                .replicas
                 .iter()
                 .filter_map(|name| objects.get(name.as_str()));
             let known: Vec<Placed> = known.copied().collect();
             for placed in known {
                 let Some(layout) = self.parted.get(&placed.object).cloned() else {
                     if placed.node != id {
-                        copies.push((id, placed.object, placed.size));
+                        replicas.push((id, placed.object, placed.size));
                         self.stations[index].pulled.keep(placed.object, placed.size);
                     }
                     continue;
                 };
-                copies.push((id, placed.object, placed.size));
+                replicas.push((id, placed.object, placed.size));
                 for (part, of) in layout.parts().iter().enumerate() {
-                    if of.copies[0].node != id {
+                    if of.replicas[0].node != id {
                         let object = self.pulled_as(placed.object, &Selection::WHOLE, part);
                         self.stations[index].pulled.keep(object, of.size);
                     }
                 }
             }
         }
-        self.dispatcher.resume(memory, &copies);
+        self.dispatcher.resume(memory, &replicas);
     }
 
     fn on_wake(&mut self, wake: Wake) {
@@ -383,7 +383,7 @@ impl<'a> Engine<'a> {
             Message::Recall(label) => {
                 let label = index_of(label.0);
                 if self.runs[label as usize].phase == Phase::Queued {
-                    self.give_up(label, FailureKind::Recalled);
+                    self.abandon(label, FailureKind::Recalled);
                 }
             }
             Message::Report(event) => self.feed(event),
@@ -434,7 +434,7 @@ impl<'a> Engine<'a> {
         let mut orphan = false;
         for before in label.after {
             let before = &mut self.runs[index_of(before.0) as usize];
-            orphan |= matches!(before.phase, Phase::GivenUp | Phase::Failed);
+            orphan |= matches!(before.phase, Phase::Abandoned | Phase::Failed);
             if before.phase != Phase::Ended {
                 before.followers.push(index);
                 missing += 1;
@@ -463,7 +463,7 @@ impl<'a> Engine<'a> {
         }
         self.runs[index as usize] = run;
         if orphan {
-            self.give_up(index, FailureKind::Dependency);
+            self.abandon(index, FailureKind::Dependency);
         } else if missing == 0 {
             self.add(index);
         }
@@ -489,7 +489,7 @@ impl<'a> Engine<'a> {
         };
         for (index, bytes) in selected.bytes_by_part() {
             let part = &layout.parts()[index];
-            let holder = part.copies[0].node;
+            let holder = part.replicas[0].node;
             if holder == here {
                 continue;
             }
@@ -523,15 +523,15 @@ impl<'a> Engine<'a> {
     }
 
     /// Reports that a label and the labels that follow it never began.
-    fn give_up(&mut self, label: u32, kind: FailureKind) {
+    fn abandon(&mut self, label: u32, kind: FailureKind) {
         let mut pending = vec![(label, kind)];
         while let Some((label, kind)) = pending.pop() {
             let run = &mut self.runs[label as usize];
-            if run.phase == Phase::GivenUp {
+            if run.phase == Phase::Abandoned {
                 continue;
             }
-            run.phase = Phase::GivenUp;
-            self.counts.given_up += 1;
+            run.phase = Phase::Abandoned;
+            self.counts.abandoned += 1;
             let followers = std::mem::take(&mut run.followers);
             pending.extend(
                 followers
@@ -598,7 +598,7 @@ impl<'a> Engine<'a> {
         let work = self.works[run.task as usize];
         let here = run.station * RESOURCES;
         match run.phase {
-            Phase::Queued | Phase::Ended | Phase::Failed | Phase::GivenUp => false,
+            Phase::Queued | Phase::Ended | Phase::Failed | Phase::Abandoned => false,
             Phase::Fetch => self.fetch(label),
             Phase::PullDelay => {
                 let (_, holder, _) = run.remote[run.fetched];
@@ -729,7 +729,7 @@ impl<'a> Engine<'a> {
                 times.write = spent;
                 Phase::Write
             }
-            Phase::GivenUp => Phase::GivenUp,
+            Phase::Abandoned => Phase::Abandoned,
             Phase::Failed => Phase::Failed,
             Phase::Write => {
                 times.write = times.write + spent;

@@ -26,7 +26,7 @@ impl Dice {
     }
 }
 
-/// Used space of a node's device, not counting copies of other nodes' objects.
+/// Used space of a node's device, not counting replicas of other nodes' objects.
 #[derive(Debug, Default)]
 pub(super) struct Room {
     capacity: Option<u64>,
@@ -46,15 +46,15 @@ impl Room {
         self.used = self.used.saturating_add(bytes);
     }
 
-    /// Returns the free space in addition to `copies` bytes of copies; `None` if there is no bound.
-    pub(super) fn free(&self, copies: u64) -> Option<u64> {
-        let taken = self.used.saturating_add(copies);
+    /// Returns the free space in addition to `replicas` bytes of replicas; `None` if there is no bound.
+    pub(super) fn free(&self, replicas: u64) -> Option<u64> {
+        let taken = self.used.saturating_add(replicas);
         Some(self.capacity?.saturating_sub(taken))
     }
 
     /// Takes space for outputs. Returns whether there was enough.
-    pub(super) fn take(&mut self, bytes: u64, copies: u64) -> bool {
-        let fits = self.free(copies).is_none_or(|free| bytes <= free);
+    pub(super) fn take(&mut self, bytes: u64, replicas: u64) -> bool {
+        let fits = self.free(replicas).is_none_or(|free| bytes <= free);
         if fits {
             self.holds(bytes);
         }

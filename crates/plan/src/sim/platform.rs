@@ -8,7 +8,7 @@ use super::ini::{self, Key, Section};
 use super::quantity::{self, Kind, whole};
 use crate::units::significant;
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_core::dispatch::COPIES_BYTES_MAX;
+use tidemill_core::dispatch::REPLICAS_BYTES_MAX;
 use tidemill_core::elastic::WAKE_UNKNOWN;
 use tidemill_core::event::History;
 use tidemill_core::id::NodeId;
@@ -85,7 +85,7 @@ pub struct Node {
     pub watts_milli_assumed: Option<u64>,
     /// Maximum size of pulled objects that it keeps after their last use, in bytes.
     pub pulled_bytes_max: u64,
-    /// Capacity of its device for files, outputs and copies, in bytes; `None` for no limit.
+    /// Capacity of its device for files, outputs and replicas, in bytes; `None` for no limit.
     pub capacity: Option<u64>,
     /// Share of runs that fail after they have computed, from 0 to 1.
     pub failure_rate: f64,
@@ -102,8 +102,8 @@ pub struct Node {
     pub wake: Span,
     /// Run times that are known before the simulation begins, by kernel.
     pub history: BTreeMap<String, History>,
-    /// Names of files on other nodes that it has copies of, oldest first.
-    pub copies: Vec<String>,
+    /// Names of files on other nodes that it has replicas of, oldest first.
+    pub replicas: Vec<String>,
     /// Whether the policy chose this node last.
     pub last_turn: bool,
 }
@@ -127,7 +127,7 @@ impl Default for Node {
             link_assumed: LINK_ASSUMED_BYTES_PER_SEC,
             device_assumed: None,
             watts_milli_assumed: None,
-            pulled_bytes_max: COPIES_BYTES_MAX,
+            pulled_bytes_max: REPLICAS_BYTES_MAX,
             capacity: None,
             failure_rate: 0.0,
             hash_bandwidth: None,
@@ -136,7 +136,7 @@ impl Default for Node {
             power_suspended_watts: 0.0,
             wake: WAKE_UNKNOWN,
             history: BTreeMap::new(),
-            copies: Vec::new(),
+            replicas: Vec::new(),
             last_turn: false,
         }
     }

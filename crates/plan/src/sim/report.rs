@@ -134,7 +134,7 @@ pub struct EventCounts {
     pub clock: u64,
     /// Number of labels that nodes returned before they began them.
     #[serde(default)]
-    pub given_up: u64,
+    pub abandoned: u64,
     /// Number of runs that failed and were retried.
     #[serde(default)]
     pub failed: u64,

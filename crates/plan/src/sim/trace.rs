@@ -86,9 +86,9 @@ pub struct TraceNode {
     /// Learned run times by kernel.
     #[serde(default)]
     pub history: BTreeMap<String, TraceHistory>,
-    /// Full paths of `files` on other nodes that this node should have copies of, oldest first.
+    /// Full paths of `files` on other nodes that this node should have replicas of, oldest first.
     #[serde(default)]
-    pub copies: Vec<String>,
+    pub replicas: Vec<String>,
     /// Whether the policy chose this node last.
     #[serde(default)]
     pub last_turn: bool,
@@ -456,7 +456,7 @@ impl Trace {
                 .iter()
                 .map(|(kernel, h)| (kernel.clone(), history(h)))
                 .collect(),
-            copies: one.copies.clone(),
+            replicas: one.replicas.clone(),
             last_turn: one.last_turn,
             ..Node::default()
         };

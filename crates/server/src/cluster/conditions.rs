@@ -19,7 +19,7 @@ pub(crate) struct Presence {
     /// Nodes that answer, and suspended nodes, in order.
     pub(crate) present: Vec<u32>,
     /// Whether any other node is known.
-    pub(crate) any_away: bool,
+    pub(crate) any_offline: bool,
 }
 
 impl Cluster {
@@ -34,7 +34,7 @@ impl Cluster {
         let present = slots.values().filter(|slot| is_present(slot));
         let present: Vec<u32> = present.map(|slot| slot.status.node).collect();
         Presence {
-            any_away: present.len() < slots.len(),
+            any_offline: present.len() < slots.len(),
             present,
         }
     }
@@ -51,8 +51,8 @@ impl Cluster {
         refused.insert(node.node, why);
     }
 
-    /// Returns the states of all nodes. `given_up` names the nodes that were offline for longer than `--repair-after`.
-    pub(crate) fn conditions(&self, given_up: &[u32]) -> Vec<v1::Condition> {
+    /// Returns the states of all nodes. `failed_elements` names the nodes that were offline for longer than `--repair-after`.
+    pub(crate) fn conditions(&self, failed_elements: &[u32]) -> Vec<v1::Condition> {
         let mut found = Vec::new();
         let refused = self.refused.lock().clone();
         let recent = refused
@@ -61,7 +61,7 @@ impl Cluster {
         found.extend(recent.map(|(&node, (kind, why, _))| kind.of(Some(node), why.clone())));
         let slots = self.slots.lock();
         for slot in slots.values() {
-            self.add_conditions(slot, given_up, &mut found);
+            self.add_conditions(slot, failed_elements, &mut found);
         }
         let mut stores = slots
             .values()
@@ -81,7 +81,7 @@ impl Cluster {
         found
     }
 
-    fn add_conditions(&self, slot: &Slot, given_up: &[u32], found: &mut Vec<v1::Condition>) {
+    fn add_conditions(&self, slot: &Slot, failed_elements: &[u32], found: &mut Vec<v1::Condition>) {
         let id = slot.status.node;
         let node = Some(id);
         if slot.connection.is_none() {
@@ -92,15 +92,15 @@ impl Cluster {
                 }
                 return;
             }
-            let away_s = slot.away_since.elapsed().as_secs();
-            found.push(match given_up.contains(&id) {
+            let offline_s = slot.offline_since.elapsed().as_secs();
+            found.push(match failed_elements.contains(&id) {
                 true => {
                     let cause =
-                        "it has been away for too long: its copies are made again elsewhere";
-                    condition::NODE_GIVEN_UP.of(node, cause)
+                        "it has been offline for too long: its replicas are recreated elsewhere";
+                    condition::NODE_FAILED.of(node, cause)
                 }
-                false => condition::NODE_AWAY
-                    .of(node, format!("it has had no connection for {away_s} s")),
+                false => condition::NODE_OFFLINE
+                    .of(node, format!("it has had no connection for {offline_s} s")),
             });
             return;
         }

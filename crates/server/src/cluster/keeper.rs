@@ -99,7 +99,7 @@ impl Cluster {
     }
 
     /// Treats a suspended node that can't be woken like any other offline node from now on.
-    pub(crate) fn give_up(self: &Arc<Self>, node: u32) {
+    pub(crate) fn declare_offline(self: &Arc<Self>, node: u32) {
         let epoch = {
             let mut slots = self.slots.lock();
             let Some(slot) = slots.get_mut(&node) else {
@@ -108,12 +108,12 @@ impl Cluster {
             if slot.connection.is_some() {
                 return;
             }
-            slot.away_since = tokio::time::Instant::now();
+            slot.offline_since = tokio::time::Instant::now();
             slot.epoch
         };
         tracing::warn!(node, "a suspended node does not wake");
         self.refresh();
-        self.lose_if_away(node, epoch);
+        self.lose_if_offline(node, epoch);
     }
 
     /// Returns the signs of activity of a node from which its idle time is computed: labels, and bytes that it moved.

@@ -112,7 +112,7 @@ impl Manager {
             }
             Action::Wake => self.wake(node),
             Action::Forget => self.keep(node, false).await,
-            Action::GiveUp => self.cluster.give_up(node),
+            Action::Abandon => self.cluster.declare_offline(node),
         }
     }
 
@@ -255,7 +255,7 @@ impl Manager {
         tired
     }
 
-    /// Wakes a node for copies that find no place on the nodes that are up.
+    /// Wakes a node for replicas that find no place on the nodes that are up.
     fn make_room(&self, asleep: &[u32]) {
         if asleep.is_empty() {
             return;
@@ -365,8 +365,8 @@ impl Manager {
             }
             let why = sleepers.why(node);
             if !sleepers.sleeps(node) {
-                let away = format!("node {node} is away, and was not suspended");
-                return Err(if why.is_empty() { away } else { why });
+                let offline = format!("node {node} is offline, and was not suspended");
+                return Err(if why.is_empty() { offline } else { why });
             }
             sleepers.want(node);
             tokio::time::sleep(LOOK).await;

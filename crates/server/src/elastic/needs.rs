@@ -2,7 +2,7 @@
 
 use crate::names::Fault;
 use rusqlite::{Connection, params};
-use tidemill_core::copies::COPIES_MAX;
+use tidemill_core::replicas::REPLICAS_MAX;
 
 /// Readable reasons of needs, and their queries, each with the node as `?1`.
 const NEEDS: [(&str, &str); 6] = [
@@ -13,12 +13,12 @@ const NEEDS: [(&str, &str); 6] = [
     ("it has labels", "SELECT 1 FROM label WHERE node = ?1"),
     (
         "a file is to move there or away",
-        "SELECT 1 FROM move WHERE source = ?1 OR target = ?1",
+        "SELECT 1 FROM migration WHERE source = ?1 OR target = ?1",
     ),
     (
-        "a file that is there lacks copies",
+        "a file that is there lacks replicas",
         "SELECT 1 FROM short WHERE EXISTS (SELECT 1 FROM held WHERE held.object = short.object AND held.node = ?1) \
-         OR EXISTS (SELECT 1 FROM copy WHERE copy.object = short.object AND copy.node = ?1)",
+         OR EXISTS (SELECT 1 FROM replica WHERE replica.object = short.object AND replica.node = ?1)",
     ),
     (
         "it is being emptied",
@@ -41,7 +41,7 @@ pub(super) fn of(db: &Connection, node: u32) -> Result<Option<&'static str>, Fau
     Ok(None)
 }
 
-/// Returns the nodes that have, or will have, a copy of a version that lacks copies while none can be created now; `None` if there is
+/// Returns the nodes that have, or will have, a replica of a version that lacks replicas while none can be created now; `None` if there is
 /// no such version.
 pub(super) fn holders_of_one_that_rests(
     db: &Connection,
@@ -50,13 +50,13 @@ pub(super) fn holders_of_one_that_rests(
     let sql = "SELECT short.object FROM short JOIN held ON held.object = short.object \
                WHERE at > ?1 AND has < ?2 AND removed = 0 LIMIT 1";
     let mut statement = db.prepare_cached(sql)?;
-    let mut rows = statement.query(params![now, COPIES_MAX])?;
+    let mut rows = statement.query(params![now, REPLICAS_MAX])?;
     let Some(row) = rows.next()? else {
         return Ok(None);
     };
     let object: i64 = row.get(0)?;
     let sql =
-        "SELECT node FROM held WHERE object = ?1 UNION SELECT node FROM copy WHERE object = ?1";
+        "SELECT node FROM held WHERE object = ?1 UNION SELECT node FROM replica WHERE object = ?1";
     let mut statement = db.prepare_cached(sql)?;
     let holders = statement.query_map([object], |row| row.get(0))?;
     Ok(Some(holders.collect::<Result<_, _>>()?))

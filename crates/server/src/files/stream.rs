@@ -1,4 +1,4 @@
-//! Streams of a version's bytes from nodes to a client: one window at a time, while the next window is read, and from the next copy if
+//! Streams of a version's bytes from nodes to a client: one window at a time, while the next window is read, and from the next replica if
 //! a node does not answer.
 
 use crate::cluster::Cluster;
@@ -31,7 +31,7 @@ const FRAME_BYTES: usize = 64 << 10;
 /// Time after which the stream to a client that takes no bytes is ended.
 const STALLED_MAX: Duration = Duration::from_secs(300);
 
-/// Maximum silence of a node if there is another copy, and if there is none.
+/// Maximum silence of a node if there is another replica, and if there is none.
 const OTHERS_AFTER: Duration = Duration::from_secs(6);
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
@@ -117,7 +117,7 @@ impl Source {
     }
 
     /// Sends `order` for a part to a node that holds it, for a user, and returns the answer. If one node fails, the next node
-    /// with a copy is asked, except after status 400, which means that the request itself is wrong.
+    /// with a replica is asked, except after status 400, which means that the request itself is wrong.
     ///
     /// # Errors
     /// If no node answers: the status of the last one, if it sent any, and the cause.
@@ -133,8 +133,8 @@ impl Source {
         for node in self.in_order(part) {
             let remote = match self.remote(node, part) {
                 Ok(remote) => remote,
-                Err(away) => {
-                    why = (None, away);
+                Err(offline) => {
+                    why = (None, offline);
                     continue;
                 }
             };
@@ -174,8 +174,8 @@ impl Source {
     async fn fetch(&self, part: &Part, span: Range<u64>) -> Frame {
         let fetched = self.fetch_awake(part, span.clone()).await;
         let sleepers = &self.nodes.shared.sleepers;
-        let mut copies = part.current().map(|copy| copy.node);
-        let asleep = copies.find(|node| sleepers.sleeps(node.0));
+        let mut replicas = part.current().map(|replica| replica.node);
+        let asleep = replicas.find(|node| sleepers.sleeps(node.0));
         match (fetched, asleep) {
             (Err(_), Some(node)) if sleepers.until_awake(node.0, WAKE_MAX).await => {
                 self.failed.lock().remove(&node);
@@ -191,9 +191,9 @@ impl Source {
             return Ok(Bytes::new());
         }
         let mut why = Unreadable(format!("no node has object {:016x}", part.object.0));
-        let copies = self.in_order(part);
-        for (index, &node) in copies.iter().enumerate() {
-            let last = index + 1 == copies.len();
+        let replicas = self.in_order(part);
+        for (index, &node) in replicas.iter().enumerate() {
+            let last = index + 1 == replicas.len();
             let patience = if last { ANSWER_MAX } else { OTHERS_AFTER };
             match self.ask(node, part, span.start, sealed, patience).await {
                 Ok(bytes) => return Ok(bytes),
@@ -208,12 +208,12 @@ impl Source {
     fn in_order(&self, part: &Part) -> Vec<NodeId> {
         let shared = &self.nodes.shared;
         let failed = self.failed.lock();
-        let mut copies: Vec<NodeId> = part.current().map(|copy| copy.node).collect();
-        copies.sort_by_key(|node| {
+        let mut replicas: Vec<NodeId> = part.current().map(|replica| replica.node).collect();
+        replicas.sort_by_key(|node| {
             let answers = shared.answers(node.0);
             (failed.contains(node), !answers, !shared.is_up(node.0))
         });
-        copies
+        replicas
     }
 
     async fn ask(
@@ -252,7 +252,7 @@ impl Source {
             cluster, shared, ..
         } = &self.nodes;
         let url = cluster.url(node.0);
-        let url = url.ok_or_else(|| Unreadable(format!("node {node} is away")))?;
+        let url = url.ok_or_else(|| Unreadable(format!("node {node} is offline")))?;
         Ok(Remote {
             node,
             url: url.into(),

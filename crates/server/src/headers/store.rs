@@ -157,7 +157,7 @@ pub(super) fn is_read(db: &Connection, object: u64) -> Result<bool, Fault> {
 }
 
 /// Queues a Zarr to be read, possibly again. Its facts are deleted until then, and the result of a read in progress is discarded.
-pub(super) fn anew(db: &Connection, wake: &Wake, zarr: &Zarr) -> Result<(), Fault> {
+pub(super) fn read_again(db: &Connection, wake: &Wake, zarr: &Zarr) -> Result<(), Fault> {
     queue(db, zarr)?;
     let mut changed = wake.changed.lock();
     if changed.len() >= CHANGED_MAX {

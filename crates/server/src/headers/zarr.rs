@@ -128,7 +128,7 @@ impl Tx<'_> {
         vnode: &Vnode,
     ) -> Result<(), Fault> {
         match vnode.is_dir() || is_metadata(name) {
-            true => self.zarr_anew(directory),
+            true => self.read_zarr_again(directory),
             false => Ok(()),
         }
     }
@@ -136,7 +136,7 @@ impl Tx<'_> {
     /// Reads a Zarr's header again after rights of a file or directory in it have changed.
     pub(crate) fn changes_zarr_rights(&self, vnode: &Vnode) -> Result<(), Fault> {
         if vnode.is_dir() {
-            return self.zarr_anew(vnode.ino);
+            return self.read_zarr_again(vnode.ino);
         }
         for (directory, name) in names(self.db, vnode.ino)? {
             self.changes_zarr(directory, &name, vnode)?;
@@ -145,14 +145,14 @@ impl Tx<'_> {
     }
 
     /// Reads the Zarr that contains a directory again, and the Zarr that contains the parent directory if that is another one.
-    fn zarr_anew(&self, directory: u64) -> Result<(), Fault> {
+    fn read_zarr_again(&self, directory: u64) -> Result<(), Fault> {
         let above = Vnode::find(self.db, directory)?.map(|vnode| vnode.parent);
         let mut known = None;
         for at in [Some(directory), above].into_iter().flatten() {
             if let Some(zarr) = around(self.db, at, None)?
                 && known != Some(zarr.stands.object)
             {
-                store::anew(self.db, &self.shared.headers, &zarr)?;
+                store::read_again(self.db, &self.shared.headers, &zarr)?;
                 known = Some(zarr.stands.object);
             }
         }
@@ -212,7 +212,7 @@ impl Files {
             }
             Ok(Some(vnode))
         });
-        found.map_err(away)
+        found.map_err(offline)
     }
 
     fn file(&self, path: &str) -> io::Result<Option<Vnode>> {
@@ -233,7 +233,7 @@ impl Files {
         let reading = self
             .names
             .read_version(&Caller::root(), vnode.ino)
-            .map_err(away)?;
+            .map_err(offline)?;
         if reading.vnode.object != vnode.object {
             return Err(io::Error::other(format!("{path} has another version")));
         }
@@ -244,7 +244,7 @@ impl Files {
 }
 
 /// Converts a temporary failure to an error after which the read is retried.
-fn away(why: impl std::error::Error + Send + Sync + 'static) -> io::Error {
+fn offline(why: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, why)
 }
 
@@ -287,7 +287,7 @@ impl Directory for Files {
             let range = begin..begin + into.len() as u64;
             let bytes = Handle::current()
                 .block_on(source.window(range))
-                .map_err(away)?;
+                .map_err(offline)?;
             into.copy_from_slice(
                 bytes
                     .get(..into.len())
@@ -310,7 +310,7 @@ impl Directory for Files {
             })?;
             Ok(names.collect::<Result<Vec<_>, _>>()?)
         });
-        let names = listed.map_err(away)?.into_iter();
+        let names = listed.map_err(offline)?.into_iter();
         Ok(names
             .filter_map(|name| String::from_utf8(name).ok())
             .collect())

@@ -274,8 +274,8 @@ impl Run<'_> {
                 excerpt(said, true)
             ));
         }
-        let gone = || format!("its output in job {job} is deleted; submit the job again");
-        let part = self.pinned.all.get(&task.task).ok_or_else(gone)?;
+        let deleted = || format!("its output in job {job} is deleted; submit the job again");
+        let part = self.pinned.all.get(&task.task).ok_or_else(deleted)?;
         if part.size > PRINTED_BYTES_MAX {
             return Err(format!("it printed more than {PRINTED_BYTES_MAX} bytes"));
         }
@@ -293,7 +293,7 @@ impl Run<'_> {
             .map_err(|error| error.to_string())?;
         match bytes.len() as u64 == size {
             true => Ok(bytes.to_vec()),
-            false => Err(gone()),
+            false => Err(deleted()),
         }
     }
 }

@@ -21,18 +21,18 @@ use super::{Accepted, Files, Incoming, awaited_key, store, trace};
 use crate::clock;
 use crate::cluster::{Cluster, Report};
 use crate::conditions::database_state;
-use crate::copies::{self, Absent, Found, Losses, Short};
-use crate::moves;
+use crate::migrations;
 use crate::names::commit::Database;
-use crate::names::copies::MOVES;
 use crate::names::parts;
+use crate::names::replicas::MIGRATIONS;
 use crate::names::shared::Shared;
 use crate::names::together;
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Change, Changed, Fault, SqliteNames};
 use crate::queue::{Queue, Unavailable};
 use crate::removal::Garbage;
-use crate::{damage, scrub};
+use crate::replicas::{self, Absent, Found, Losses, Short};
+use crate::{corruption, scrub};
 use parking_lot::Mutex;
 use prost::Message as _;
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,15 +40,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
-use tidemill_core::copies::{COPIES_MAX, Kept, Next, Site};
 use tidemill_core::directory::is_directory;
 use tidemill_core::dispatch::{Config, Dispatcher};
 use tidemill_core::event::{Action, Event, JobState, NodeView, Origin, OutputSpec};
 use tidemill_core::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
-use tidemill_core::label::{Damaged, Failure, FailureKind, Label, Lane, Operation, Outcome, Owner};
+use tidemill_core::label::{Corrupt, Failure, FailureKind, Label, Lane, Operation, Outcome, Owner};
 use tidemill_core::layout::Striped;
 use tidemill_core::object::Placed;
 use tidemill_core::pace::Pace;
+use tidemill_core::replicas::{Kept, Next, REPLICAS_MAX, Site};
 use tidemill_core::time::{Span, Time};
 use tidemill_wire::capability::rights;
 use tidemill_wire::condition;
@@ -115,14 +115,14 @@ pub(crate) struct Driver {
     scrub: bool,
     /// Nodes that the server no longer waits for.
     losses: Losses,
-    /// Rate limit for copies of versions that are no longer new.
+    /// Rate limit for replicas of versions that are no longer new.
     pace: Pace,
     /// Nodes that are being emptied, as last reported to the dispatcher.
     emptied: BTreeSet<u32>,
-    /// Whether the first copy of an object may have changed since jobs learned of it.
+    /// Whether the first replica of an object may have changed since jobs learned of it.
     moved: bool,
-    /// Objects that were reported damaged since the last turn: the database does not have these reports yet.
-    damaged: BTreeSet<ObjectId>,
+    /// Objects that were reported corrupt since the last turn: the database does not have these reports yet.
+    corrupt: BTreeSet<ObjectId>,
     /// Versions that rest until this time are processed at once, because a node joined.
     woken: i64,
     change: i64,
@@ -144,7 +144,7 @@ struct Unsettled {
     outcome: Box<Outcome>,
 }
 
-/// Result of processing a version that may lack copies.
+/// Result of processing a version that may lack replicas.
 enum Went {
     /// A finding to be kept.
     Found(Found),
@@ -154,9 +154,9 @@ enum Went {
     NoFurther,
 }
 
-/// Delay and rate of repairs and moves of copies.
+/// Delay and rate of repairs and migrations of replicas.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Mending {
+pub(crate) struct Repairing {
     /// Maximum time that a node may be offline.
     pub(crate) after: Duration,
     /// Bytes per second; 0 means as fast as the nodes can.
@@ -178,7 +178,7 @@ struct Outbox {
     unpinned: Vec<ObjectId>,
 }
 
-/// Returns the event that reports a copy to the dispatcher.
+/// Returns the event that reports a replica to the dispatcher.
 fn copied(object: ObjectId, node: NodeId, there: bool) -> Event {
     Event::Copied {
         object,
@@ -195,7 +195,7 @@ impl Driver {
         queue: Arc<dyn Queue>,
         garbage: Garbage,
         signals: Signals,
-        (default_policy, mending): (&str, Mending),
+        (default_policy, repairing): (&str, Repairing),
     ) -> Result<Self, Fault> {
         let database = names.database().clone();
         let blocks = Blocks::new(database.clone());
@@ -212,7 +212,7 @@ impl Driver {
                 })?,
             )
         })?;
-        let losses = database.read(|db| Losses::new(db, mending.after))?;
+        let losses = database.read(|db| Losses::new(db, repairing.after))?;
         let mut driver = Self {
             dispatcher,
             shared: names.shared().clone(),
@@ -234,10 +234,10 @@ impl Driver {
             scrub: false,
             woken: 0,
             losses,
-            pace: Pace::new(mending.bytes_per_sec),
+            pace: Pace::new(repairing.bytes_per_sec),
             emptied: BTreeSet::new(),
             moved: true,
-            damaged: BTreeSet::new(),
+            corrupt: BTreeSet::new(),
             change,
             first: Default::default(),
         };
@@ -257,7 +257,7 @@ impl Driver {
         for job in jobs {
             self.take(job, &mut steps, &mut outbox);
         }
-        self.moved = self.database.read(moves::any)?;
+        self.moved = self.database.read(migrations::any)?;
         for (node, label) in self.database.read(outbox::errands)? {
             let event = Event::ErrandSent {
                 node,
@@ -289,7 +289,7 @@ impl Driver {
 
     /// Takes the incoming messages, decides, keeps and sends. If no message arrives within `wait`, checks the waiting jobs.
     pub(crate) fn turn(&mut self, inbox: &mut Inbox, wait: Duration) -> Result<(), Stopped> {
-        // The search for copies starts from the state kept by the last turn.
+        // The search for replicas starts from the state kept by the last turn.
         let copy = std::mem::take(&mut self.copy);
         let mut next = inbox.next(if copy { Duration::ZERO } else { wait })?;
         self.look |= next.is_none();
@@ -312,10 +312,10 @@ impl Driver {
             self.remove_garbage(&mut steps, &mut outbox);
         }
         if copy {
-            // The copies are decided from the database as it was before these steps. Their steps are written first, so that these
+            // The replicas are decided from the database as it was before these steps. Their steps are written first, so that these
             // steps take precedence.
             let mut first = Vec::new();
-            self.make_copies(&mut first, &mut outbox);
+            self.make_replicas(&mut first, &mut outbox);
             first.append(&mut steps);
             steps = first;
         }
@@ -323,42 +323,44 @@ impl Driver {
             self.go_on_scrubbing(&mut steps, &mut outbox);
         }
         self.finish(steps, outbox, inbox)?;
-        self.damaged.clear();
+        self.corrupt.clear();
         if copy && let Err(fault) = self.database.read(|db| self.losses.looked(db)) {
             fault.put_off("what is left of lost nodes is not known");
         }
         Ok(())
     }
 
-    /// Creates labels for missing copies.
-    fn make_copies(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
-        let gone = self.cluster.gone(self.losses.after);
-        let looks = self.losses.renew(&gone, &self.cluster.up());
+    /// Creates labels for missing replicas.
+    fn make_replicas(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
+        let offline = self.cluster.offline_for(self.losses.after);
+        let looks = self.losses.renew(&offline, &self.cluster.up());
         steps.extend(looks.into_iter().map(Step::Look));
-        let unlisted = self.database.read(moves::unlisted).unwrap_or_default();
+        let unlisted = self.database.read(migrations::unlisted).unwrap_or_default();
         self.copy |= !unlisted.is_empty();
         steps.extend(unlisted.into_iter().map(Step::List));
-        let filling = copies::filling(&self.database, &self.cluster);
+        let filling = replicas::filling(&self.database, &self.cluster);
         steps.extend(filling.into_iter().map(Step::MakeRoom));
         let now = clock::now_ns();
         let until = now.max(self.woken);
         let due = self
             .database
-            .read(|db| copies::due(db, (now, until), &self.cluster.up(), copies::VERSIONS_MAX));
+            .read(|db| replicas::due(db, (now, until), &self.cluster.up(), replicas::VERSIONS_MAX));
         let due = due.unwrap_or_else(|fault| {
-            fault.put_off("copies are put off");
+            fault.put_off("replicas are put off");
             Vec::new()
         });
         let sites = self.cluster.sites();
         let absent = Absent::new(&self.losses, &self.shared.leaving, &self.cluster);
-        let all = due.len() < copies::VERSIONS_MAX;
+        let all = due.len() < replicas::VERSIONS_MAX;
         let mut settled = false;
         for object in due {
-            let short = self.database.read(|db| copies::short(db, object, &absent));
+            let short = self
+                .database
+                .read(|db| replicas::short(db, object, &absent));
             let Ok(mut short) = short else { break };
             let object = short.kept.object;
-            // The damage of the object is not in the database yet: a copy that seems superfluous may be the last good one.
-            if self.damaged.contains(&object) {
+            // The corruption of the object is not in the database yet: a replica that seems superfluous may be the last good one.
+            if self.corrupt.contains(&object) {
                 continue;
             }
             if short.drains_again() {
@@ -366,7 +368,7 @@ impl Driver {
             }
             match self.go_on_copying(&mut short, &sites, steps, outbox) {
                 Went::Found(found) => {
-                    steps.push(Step::Copies { object, found });
+                    steps.push(Step::Replicas { object, found });
                     settled = true;
                 }
                 Went::On => {}
@@ -402,7 +404,7 @@ impl Driver {
         }
     }
 
-    /// Has nodes make the missing copies of a version, as far as they take labels.
+    /// Has nodes make the missing replicas of a version, as far as they take labels.
     fn go_on_copying(
         &mut self,
         short: &mut Short,
@@ -410,12 +412,16 @@ impl Driver {
         steps: &mut Vec<Step>,
         outbox: &mut Outbox,
     ) -> Went {
-        if short.is_gone() {
+        if short.is_deleted() {
             return Went::Found(Found::Enough);
         }
         let rest = |kept: &Kept| {
-            let has = i64::try_from(kept.has().min(COPIES_MAX as usize)).unwrap_or(0);
-            let has = if kept.only_moves() { MOVES } else { has };
+            let has = i64::try_from(kept.has().min(REPLICAS_MAX as usize)).unwrap_or(0);
+            let has = if kept.only_migrates() {
+                MIGRATIONS
+            } else {
+                has
+            };
             let stored = kept.is_stored();
             Went::Found(Found::Rest { has, stored })
         };
@@ -425,17 +431,17 @@ impl Driver {
                 Next::Wait => return Went::On,
                 Next::Remove { goes, first } => {
                     let object = short.kept.object;
-                    self.untell_copies(object, &goes, steps, outbox);
+                    self.untell_replicas(object, &goes, steps, outbox);
                     // Usually this completes the work for the version.
                     short.kept.go(&goes, first);
                     let found = Found::Surplus { goes, first };
-                    steps.push(Step::Copies { object, found });
+                    steps.push(Step::Replicas { object, found });
                 }
                 Next::Stay => return Went::Found(Found::Stay),
                 Next::NoSource | Next::NoPlace => return rest(&short.kept),
-                Next::Later if short.kept.only_moves() => return rest(&short.kept),
+                Next::Later if short.kept.only_migrates() => return rest(&short.kept),
                 Next::Later => {
-                    let has = i64::from(COPIES_MAX);
+                    let has = i64::from(REPLICAS_MAX);
                     let stored = short.kept.is_stored();
                     return Went::Found(Found::Rest { has, stored });
                 }
@@ -452,7 +458,7 @@ impl Driver {
                     if short.kept.can_wait() && !self.pace.take(short.kept.size, clock::now()) =>
                 {
                     // Versions that only move are processed after all others.
-                    return match short.kept.only_moves() {
+                    return match short.kept.only_migrates() {
                         true => Went::NoFurther,
                         false => Went::On,
                     };
@@ -470,7 +476,7 @@ impl Driver {
         }
     }
 
-    /// Reports to the dispatcher which nodes take no tasks, and notifies names and copies.
+    /// Reports to the dispatcher which nodes take no tasks, and notifies names and replicas.
     fn tell_emptied(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
         let emptied = self.shared.leaving.emptied();
         let before = std::mem::replace(&mut self.emptied, emptied.clone());
@@ -498,14 +504,14 @@ impl Driver {
         }
     }
 
-    /// Returns whether the dispatcher must learn of changes to the copies of an object: a job reads the object, or the dispatcher
-    /// knows of its copies and would otherwise keep outdated knowledge for ever.
+    /// Returns whether the dispatcher must learn of changes to the replicas of an object: a job reads the object, or the dispatcher
+    /// knows of its replicas and would otherwise keep outdated knowledge for ever.
     fn tells_of(&self, object: ObjectId) -> bool {
-        self.shared.pinned(object.0) || self.dispatcher.knows_copies(object)
+        self.shared.pinned(object.0) || self.dispatcher.knows_replicas(object)
     }
 
     /// Reports to the dispatcher that an object is no longer readable on these nodes.
-    fn untell_copies(
+    fn untell_replicas(
         &mut self,
         object: ObjectId,
         nodes: &[NodeId],
@@ -522,7 +528,7 @@ impl Driver {
 
     /// Creates labels that remove garbage.
     fn remove_garbage(&mut self, steps: &mut Vec<Step>, outbox: &mut Outbox) {
-        // The permission to remove must survive a power loss, too: a copy elsewhere may be the only one left.
+        // The permission to remove must survive a power loss, too: a replica elsewhere may be the only one left.
         let kept = self.database.write_here(true, |_| Ok(()));
         if let Err(fault) = kept.and_then(|kept| kept.on_disk) {
             fault.put_off("removals are put off");
@@ -540,8 +546,8 @@ impl Driver {
                 };
                 let Some(&end) = objects.last() else { break };
                 last = end;
-                // The copy may be the last good one.
-                objects.retain(|object| !self.damaged.contains(object));
+                // The replica may be the last good one.
+                objects.retain(|object| !self.corrupt.contains(object));
                 if objects.is_empty() {
                     continue;
                 }
@@ -576,13 +582,13 @@ impl Driver {
             Incoming::Cancel(job) => self.feed(Event::Cancel { job }, steps, outbox),
             Incoming::NamesChanged => self.look = true,
             Incoming::Garbage => self.sweep = true,
-            Incoming::Copies => self.copy = true,
+            Incoming::Replicas => self.copy = true,
             Incoming::Scrub => self.scrub = true,
-            Incoming::Moves => {
+            Incoming::Migrations => {
                 self.tell_emptied(steps, outbox);
                 self.moved = true;
                 self.copy = true;
-                self.woken = clock::now_ns() + copies::REST_NS;
+                self.woken = clock::now_ns() + replicas::REST_NS;
             }
             Incoming::Load(asker) => {
                 // The caller may no longer wait for the answer.
@@ -628,13 +634,13 @@ impl Driver {
         }
         let pins = memo.pins.clone();
         self.jobs.insert(job.spec.job, memo);
-        self.tell_copies(&pins, steps, outbox);
+        self.tell_replicas(&pins, steps, outbox);
         self.feed(Event::Submitted(Box::new(job.spec)), steps, outbox);
         self.ask_for_programs(outbox);
     }
 
-    /// Reports to the dispatcher where the copies are of objects that jobs read.
-    fn tell_copies(&mut self, objects: &[ObjectId], steps: &mut Vec<Step>, outbox: &mut Outbox) {
+    /// Reports to the dispatcher where the replicas are of objects that jobs read.
+    fn tell_replicas(&mut self, objects: &[ObjectId], steps: &mut Vec<Step>, outbox: &mut Outbox) {
         let of_all = |db: &rusqlite::Connection| parts::of_all(db, objects);
         let parted = match self.shared.parts() {
             true => self.database.read(of_all),
@@ -651,44 +657,46 @@ impl Driver {
             self.feed(Event::Parted { object, layout }, steps, outbox);
         }
         let moved = self.moved;
-        let copies = self.database.read(|db| copies::of_all(db, &objects, moved));
-        let copies = copies.unwrap_or_else(|fault| {
-            fault.put_off("where copies are is not known");
+        let replicas = self
+            .database
+            .read(|db| replicas::of_all(db, &objects, moved));
+        let replicas = replicas.unwrap_or_else(|fault| {
+            fault.put_off("where replicas are is not known");
             Vec::new()
         });
-        for (object, node) in copies {
+        for (object, node) in replicas {
             self.feed(copied(object, node, true), steps, outbox);
         }
-        if !self.shared.damage() {
+        if !self.shared.corruption() {
             return;
         }
-        let damaged = self.database.read(|db| damage::of_all(db, &objects));
-        let damaged = damaged.unwrap_or_else(|fault| {
-            fault.put_off("which copies are damaged is not known");
+        let corrupt = self.database.read(|db| corruption::of_all(db, &objects));
+        let corrupt = corrupt.unwrap_or_else(|fault| {
+            fault.put_off("which replicas are corrupt is not known");
             Vec::new()
         });
-        for (object, node) in damaged {
+        for (object, node) in corrupt {
             self.feed(copied(object, node, false), steps, outbox);
         }
     }
 
     /// Handles the report that objects of a node no longer have their sealed content.
-    fn on_damaged(
+    fn on_corrupt(
         &mut self,
         node: NodeId,
-        damaged: &[Damaged],
+        corrupt: &[Corrupt],
         steps: &mut Vec<Step>,
         outbox: &mut Outbox,
     ) {
-        // Jobs may read a copy elsewhere that waits for its removal, rather than no copy.
-        let read = damaged.iter().map(|one| one.object);
+        // Jobs may read a replica elsewhere that waits for its removal, rather than no replica.
+        let read = corrupt.iter().map(|one| one.object);
         let read: Vec<ObjectId> = read.filter(|object| self.tells_of(*object)).collect();
-        self.tell_copies(&read, steps, outbox);
-        for one in damaged {
-            self.untell_copies(one.object, &[node], steps, outbox);
-            self.damaged.insert(one.object);
+        self.tell_replicas(&read, steps, outbox);
+        for one in corrupt {
+            self.untell_replicas(one.object, &[node], steps, outbox);
+            self.corrupt.insert(one.object);
         }
-        self.copy |= !damaged.is_empty();
+        self.copy |= !corrupt.is_empty();
     }
 
     fn on_report(&mut self, report: Report, steps: &mut Vec<Step>, outbox: &mut Outbox) {
@@ -701,7 +709,7 @@ impl Driver {
                 self.feed(Event::NodeUp { node: id, view }, steps, outbox);
                 self.resync(id, &labels, outbox);
                 self.ask_for_programs(outbox);
-                self.woken = clock::now_ns() + copies::REST_NS;
+                self.woken = clock::now_ns() + replicas::REST_NS;
                 self.copy = true;
             }
             Report::Programs {
@@ -717,11 +725,11 @@ impl Driver {
                 };
                 self.feed(programs, steps, outbox);
             }
-            Report::Damaged { node, damaged } => {
+            Report::Corrupt { node, corrupt } => {
                 let node = NodeId(node);
-                let objects: Vec<Damaged> = damaged.objects.iter().map(Into::into).collect();
-                self.on_damaged(node, &objects, steps, outbox);
-                steps.push(Step::Damaged { node, objects });
+                let objects: Vec<Corrupt> = corrupt.objects.iter().map(Into::into).collect();
+                self.on_corrupt(node, &objects, steps, outbox);
+                steps.push(Step::Corrupt { node, objects });
             }
             Report::Down { node } => {
                 self.feed(Event::NodeDown { node: NodeId(node) }, steps, outbox);
@@ -875,7 +883,7 @@ impl Driver {
                 Ok(sealed) => Ok(sealed.iter().map(|sealed| sealed.object).collect()),
                 Err(_) => Err(outcome.removed.clone()),
             };
-            // A copy was made, or failed: the next copy can be made.
+            // A replica was made, or failed: the next replica can be made.
             self.copy |= task.is_none();
             let made = outcome.result.iter().flatten().filter(|_| task.is_none());
             let read = made.filter(|sealed| self.tells_of(sealed.object));
@@ -885,11 +893,11 @@ impl Driver {
             if task.is_none() {
                 self.shared.on_copied(outcome.written_bytes);
                 self.scrub = true;
-                self.on_damaged(node, &outcome.damaged, steps, outbox);
+                self.on_corrupt(node, &outcome.corrupt, steps, outbox);
             }
             let read = scrub::Read {
                 bytes: outcome.read_bytes,
-                damaged: outcome.damaged.clone(),
+                corrupt: outcome.corrupt.clone(),
             };
             if let Some(task) = task {
                 let power = self.cluster.power(node.0);
@@ -1052,7 +1060,7 @@ impl Driver {
             }
             _ => {}
         }
-        *trouble = why.map(|why| (condition::QUEUE_AWAY, why));
+        *trouble = why.map(|why| (condition::QUEUE_OFFLINE, why));
     }
 
     fn send(&mut self, node: NodeId, labels: &[Label]) {
@@ -1106,7 +1114,7 @@ impl Driver {
 
     /// Returns a node that is up and has an object whose own node is not up.
     fn elsewhere(&self, object: u64, up: &[u32]) -> Option<u32> {
-        let holders = self.database.read(|db| copies::holders(db, object));
+        let holders = self.database.read(|db| replicas::holders(db, object));
         let mut holders = holders.unwrap_or_default().into_iter();
         holders.find(|node| up.contains(node))
     }
@@ -1118,9 +1126,9 @@ impl Driver {
         outside.any(|room| room.node == node)
     }
 
-    fn is_damaged(&self, object: u64, node: u32) -> bool {
-        let is = |db: &rusqlite::Connection| damage::is(db, object, node);
-        self.shared.damage() && self.database.read(is).unwrap_or(false)
+    fn is_corrupt(&self, object: u64, node: u32) -> bool {
+        let is = |db: &rusqlite::Connection| corruption::is(db, object, node);
+        self.shared.corruption() && self.database.read(is).unwrap_or(false)
     }
 
     /// Returns whether an object that a rule's task may read is still being written.
@@ -1157,8 +1165,8 @@ impl Driver {
             let asks = input.node != node.0 || ranked || self.is_outside(node);
             if asks {
                 let object = input.object;
-                let is_damaged = || self.is_damaged(object, input.node);
-                if !up.contains(&input.node) || is_damaged() {
+                let is_corrupt = || self.is_corrupt(object, input.node);
+                if !up.contains(&input.node) || is_corrupt() {
                     let other = self.elsewhere(input.object, up);
                     input.node = other.unwrap_or(input.node);
                 }
@@ -1312,7 +1320,7 @@ impl Driver {
                     self.shared.pin(placed.object.0);
                 }
             }
-            self.tell_copies(&[placed.object], steps, outbox);
+            self.tell_replicas(&[placed.object], steps, outbox);
             let key = awaited_key(uid, &path);
             steps.push(Step::Resolved { uid, path, placed });
             self.feed(Event::FileSealed { path: key, placed }, steps, outbox);
@@ -1341,7 +1349,7 @@ impl Driver {
         for object in std::mem::take(&mut outbox.unpinned) {
             self.shared.unpin(object.0);
             if !self.shared.pinned(object.0) {
-                self.dispatcher.forget_copies(object);
+                self.dispatcher.forget_replicas(object);
             }
         }
         for (node, message) in outbox.messages.drain(..) {

@@ -63,7 +63,7 @@ impl Inbox {
                 Ok(Incoming::Stop) | Err(RecvTimeoutError::Disconnected) => return Err(Stopped),
                 Ok(message) => {
                     self.waiting
-                        .retain(|known| !supersedes(&message, known) && !is_given_up(known));
+                        .retain(|known| !supersedes(&message, known) && !is_abandoned(known));
                     self.waiting.push_back(message);
                 }
                 Err(RecvTimeoutError::Timeout) => return Ok(()),
@@ -73,7 +73,7 @@ impl Inbox {
 }
 
 /// Returns whether the caller no longer waits for the answer.
-fn is_given_up(message: &Incoming) -> bool {
+fn is_abandoned(message: &Incoming) -> bool {
     matches!(message, Incoming::Plan(_, answer) if answer.is_closed())
 }
 

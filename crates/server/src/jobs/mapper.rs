@@ -196,7 +196,7 @@ impl Found {
         let end = found.pieces.iter().map(|piece| piece.span.end).max();
         match end.filter(|end| *end > layout.size()) {
             Some(end) => Err(format!(
-                "its values end at byte {end}, and the file at {}: it is truncated or damaged",
+                "its values end at byte {end}, and the file at {}: it is truncated or corrupt",
                 layout.size()
             )),
             None => Ok(found),
@@ -789,7 +789,7 @@ mod tests {
 
     /// Changes a few bytes of each file. With any resulting headers, the mapping ends and reads nothing beyond a file.
     #[test]
-    fn map_of_damaged_header_never_reads_past_file() {
+    fn map_of_corrupt_header_never_reads_past_file() {
         let mut random = 7_u64;
         let mut next = move |below: usize| {
             random = random

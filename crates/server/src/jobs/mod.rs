@@ -48,12 +48,12 @@ pub(crate) enum Incoming {
     NamesChanged,
     /// Objects wait for their removal.
     Garbage,
-    /// Versions may lack copies.
-    Copies,
+    /// Versions may lack replicas.
+    Replicas,
     /// Objects wait to be read and compared by a scrub.
     Scrub,
     /// The set of nodes that are being emptied changed, or files are to be moved.
-    Moves,
+    Migrations,
     /// Request for the load of nodes.
     Load(tokio::sync::oneshot::Sender<Vec<NodeLoad>>),
     /// Request for the nodes that are needed.

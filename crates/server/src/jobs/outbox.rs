@@ -2,7 +2,7 @@
 //! [queue](crate::queue) is filled from the outbox. After a restart the outbox has the labels that nodes may have.
 
 use crate::names::Fault;
-use crate::{copies, damage, removal, scrub};
+use crate::{corruption, removal, replicas, scrub};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, Row, Rows, params};
 use tidemill_core::id::{LabelId, NodeId, ObjectId, TaskId};
@@ -57,8 +57,8 @@ impl Posted {
                 .execute(params![task, label, node])?;
         }
         if let Some(object) = self.copies {
-            copies::coming(db, object, self.node)?;
-            damage::mending(db, object, self.node)?;
+            replicas::coming(db, object, self.node)?;
+            corruption::repairing(db, object, self.node)?;
         }
         if let Some((scrub, last)) = self.verifies {
             scrub::labelled(db, scrub, last)?;
@@ -68,9 +68,9 @@ impl Posted {
 }
 
 fn parse(id: i64, body: &[u8]) -> Result<Label, Fault> {
-    let damaged = |error: String| Fault::Damaged(format!("label {id}: {error}"));
-    let message = v1::Label::decode(body).map_err(|error| damaged(error.to_string()))?;
-    Label::try_from(&message).map_err(|error| damaged(error.to_string()))
+    let corrupt = |error: String| Fault::Corrupt(format!("label {id}: {error}"));
+    let message = v1::Label::decode(body).map_err(|error| corrupt(error.to_string()))?;
+    Label::try_from(&message).map_err(|error| corrupt(error.to_string()))
 }
 
 /// Returns a label that has not ended, with its node.

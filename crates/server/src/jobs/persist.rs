@@ -6,21 +6,21 @@ use super::outbox::{self, Posted};
 use super::publish::{self, Publishing};
 use super::store::{resolve_awaited, state_number, task_state};
 use super::trace;
-use crate::copies::{Found, Look};
 use crate::names::burst::{self, Free};
-use crate::names::copies::remove_copy;
+use crate::names::replicas::remove_replica;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
 use crate::names::vnode::Caller;
 use crate::names::{Change, Fault};
-use crate::{copies, damage, moves, removal, scrub};
+use crate::replicas::{Found, Look};
+use crate::{corruption, migrations, removal, replicas, scrub};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension as _, params};
 use std::collections::BTreeSet;
 use tidemill_core::elastic::RUN_MICROJOULES_MAX;
 use tidemill_core::event::{Decision, JobState, TaskState};
 use tidemill_core::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
-use tidemill_core::label::{Damaged, Failure, FailureKind, Operation, Outcome};
+use tidemill_core::label::{Corrupt, Failure, FailureKind, Operation, Outcome};
 use tidemill_core::object::Placed;
 use tidemill_core::time::{Span, Time};
 use tidemill_wire::convert::time_to_wire;
@@ -65,8 +65,8 @@ pub(crate) enum Step {
         node: NodeId,
         objects: Vec<ObjectId>,
     },
-    /// Finding about the copies of a version.
-    Copies { object: ObjectId, found: Found },
+    /// Finding about the replicas of a version.
+    Replicas { object: ObjectId, found: Found },
     /// An object in the burst tier is no longer stored elsewhere.
     DrainsAgain(ObjectId),
     /// The objects of a node are examined: the node is lost, or has returned.
@@ -89,8 +89,8 @@ pub(crate) enum Step {
         ended: Result<Vec<ObjectId>, Vec<ObjectId>>,
         read: scrub::Read,
     },
-    /// Objects of a node are damaged.
-    Damaged { node: NodeId, objects: Vec<Damaged> },
+    /// Objects of a node are corrupt.
+    Corrupt { node: NodeId, objects: Vec<Corrupt> },
     /// A scrub has no objects left to read.
     Scrubbed { scrub: u64 },
 }
@@ -207,11 +207,11 @@ impl Writer<'_> {
                 publish::expire(self.db, ino, *object, self.now)
             }
             Step::Remove { node, objects } => self.remove(*node, objects),
-            Step::Look(look) => copies::look(self.db, *look, self.now),
-            Step::List(node) => moves::list(self.db, *node, self.now),
+            Step::Look(look) => replicas::look(self.db, *look, self.now),
+            Step::List(node) => migrations::list(self.db, *node, self.now),
             Step::MakeRoom(free) => burst::make_room(self.db, self.shared, *free, self.now),
-            Step::Copies { object, found } => {
-                let changed = copies::found(self.db, *object, found, self.now)?;
+            Step::Replicas { object, found } => {
+                let changed = replicas::found(self.db, *object, found, self.now)?;
                 self.changes.extend(changed);
                 Ok(())
             }
@@ -223,8 +223,8 @@ impl Writer<'_> {
                 ended,
                 read,
             } => self.settle(*label, *node, ended, read),
-            Step::Damaged { node, objects } => {
-                damage::found(self.db, self.shared, *node, objects, self.now).map(drop)
+            Step::Corrupt { node, objects } => {
+                corruption::found(self.db, self.shared, *node, objects, self.now).map(drop)
             }
             Step::Scrubbed { scrub } => scrub::finish(self.db, *scrub, self.now),
         }
@@ -350,7 +350,7 @@ impl Writer<'_> {
             }
             Some(Operation::Copy { to, .. }) => {
                 let kept = (&self.shared.leaving, self.now);
-                return copies::ended(self.db, to.object, node, ended.is_ok(), kept);
+                return replicas::ended(self.db, to.object, node, ended.is_ok(), kept);
             }
             Some(Operation::Verify { scrub, objects, .. }) => {
                 let found = (read, ended.is_ok());
@@ -361,17 +361,17 @@ impl Writer<'_> {
         }
         for &object in ended.iter().flatten() {
             if !self.is_known(object, node)? {
-                remove_copy(self.db, object.0, node.0, self.now)?;
+                remove_replica(self.db, object.0, node.0, self.now)?;
             }
         }
         Ok(())
     }
 
     /// Returns whether an object that a label made on a node is expected there. An aborted label may run in spite of that, from
-    /// a message that arrived twice. It then makes a copy that no step has requested.
+    /// a message that arrived twice. It then makes a replica that no step has requested.
     fn is_known(&self, object: ObjectId, node: NodeId) -> Result<bool, Fault> {
         let sql = "SELECT EXISTS (SELECT 1 FROM held WHERE object = ?1 AND node = ?2) \
-                   OR EXISTS (SELECT 1 FROM copy WHERE object = ?1 AND node = ?2)";
+                   OR EXISTS (SELECT 1 FROM replica WHERE object = ?1 AND node = ?2)";
         let mut known = self.db.prepare_cached(sql)?;
         let row = params![object.0.cast_signed(), node.0];
         Ok(known.query_row(row, |row| row.get(0))?)

@@ -160,7 +160,7 @@ pub(crate) fn publish(
             tx.lay_out(placed.object, striped)?;
         }
         if publishing.replace
-            && (is_gone(db, output.inode)? || tx.may_not_replace(publishing.task, output)?)
+            && (is_deleted(db, output.inode)? || tx.may_not_replace(publishing.task, output)?)
         {
             output.inode = Inode(ids::reserve(db, "inode", 1)?);
         }
@@ -187,7 +187,7 @@ pub(crate) fn publish(
     }
     match record(db, publishing) {
         // A retry would fail again, and all jobs would wait.
-        Err(fault @ Fault::Damaged(_)) => {
+        Err(fault @ Fault::Corrupt(_)) => {
             tracing::error!(%fault, task, "the lineage of a task can't be recorded");
         }
         recorded => recorded?,
@@ -196,7 +196,7 @@ pub(crate) fn publish(
 }
 
 /// Returns whether a file existed and was deleted. Inode numbers are not reused.
-fn is_gone(db: &Connection, inode: Inode) -> Result<bool, Fault> {
+fn is_deleted(db: &Connection, inode: Inode) -> Result<bool, Fault> {
     let mut known = db.prepare_cached("SELECT 1 FROM version WHERE ino = ?1")?;
     Ok(Vnode::find(db, inode.0)?.is_none() && known.exists([inode.0.cast_signed()])?)
 }

@@ -19,7 +19,7 @@
 
 use super::publish::Publishing;
 use crate::names::Fault;
-use crate::{copies, damage};
+use crate::{corruption, replicas};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::HashMap;
 use tidemill_core::directory::{is_directory, outputs_of};
@@ -363,12 +363,12 @@ fn find(
     Ok(None)
 }
 
-/// Returns the node that an object can be read from: the first, or a node with a copy.
+/// Returns the node that an object can be read from: the first, or a node with a replica.
 fn readable(db: &Connection, placed: Placed, up: &dyn Fn(NodeId) -> bool) -> Result<NodeId, Fault> {
-    if up(placed.node) && !damage::is(db, placed.object.0, placed.node.0)? {
+    if up(placed.node) && !corruption::is(db, placed.object.0, placed.node.0)? {
         return Ok(placed.node);
     }
-    let holders = copies::holders(db, placed.object.0)?.into_iter();
+    let holders = replicas::holders(db, placed.object.0)?.into_iter();
     let mut holders = holders.map(NodeId);
     Ok(holders.find(|&node| up(node)).unwrap_or(placed.node))
 }

@@ -146,7 +146,7 @@ pub(crate) struct StoredOutput {
     pub(crate) memory: bool,
 }
 
-/// Name of a stored task in an error about damage.
+/// Name of a stored task in an error about corruption.
 pub(crate) const SPEC: &str = "the spec of task";
 
 impl StoredTask {

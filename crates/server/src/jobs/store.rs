@@ -170,7 +170,7 @@ fn load_tasks(db: &Connection, job: &mut Accepted) -> Result<(), Fault> {
         }
         job.anchors.append(&mut stored.anchors);
         let spec = stored.task_spec(task, uid, ended);
-        let unknown = || Fault::Damaged(format!("{SPEC} {task}: unknown kind of kernel"));
+        let unknown = || Fault::Corrupt(format!("{SPEC} {task}: unknown kind of kernel"));
         job.spec.tasks.push(spec.ok_or_else(unknown)?);
         job.lifetimes.push(stored.lifetime());
     }
@@ -306,5 +306,5 @@ pub(crate) fn parse<T: serde::de::DeserializeOwned>(
     what: &str,
     id: u64,
 ) -> Result<T, Fault> {
-    serde_json::from_str(text).map_err(|error| Fault::Damaged(format!("{what} {id}: {error}")))
+    serde_json::from_str(text).map_err(|error| Fault::Corrupt(format!("{what} {id}: {error}")))
 }

@@ -29,11 +29,11 @@ pub(crate) fn nodes(job: &Accepted, dispatcher: &Dispatcher, now: Time) -> Vec<v
     let mut all: Vec<v1::Node> = known(job, dispatcher.nodes(now)).collect();
     for (index, node) in all.iter_mut().enumerate() {
         let id = NodeId(node.node);
-        let copies = dispatcher.copies_on(id).map(|(object, _)| object);
+        let replicas = dispatcher.replicas_on(id).map(|(object, _)| object);
         let wait_ns = node.traced.as_ref().map_or(0, |state| state.wait_ns);
         node.traced = Some(v1::TracedState {
             wait_ns,
-            copies: copies
+            replicas: replicas
                 .filter(|object| read.contains(object))
                 .map(|object| object.0)
                 .collect(),
@@ -189,7 +189,7 @@ pub(super) fn layout(db: &Connection, object: u64) -> Result<Option<v1::Layout>,
     };
     let part = |part: &Part| v1::LayoutPart {
         object: part.object.0,
-        node: part.copies.first().map_or(0, |copy| copy.node.0),
+        node: part.replicas.first().map_or(0, |replica| replica.node.0),
         size: part.size,
         capability: Vec::new(),
     };
@@ -230,7 +230,7 @@ fn kept(db: &Connection, job: u64) -> Result<Vec<v1::Node>, Fault> {
     let mut nodes = Vec::new();
     for row in rows {
         let status = v1::Node::decode(row?.as_slice())
-            .map_err(|error| Fault::Damaged(format!("nodes of job {job}: {error}")))?;
+            .map_err(|error| Fault::Corrupt(format!("nodes of job {job}: {error}")))?;
         nodes.push(status);
     }
     Ok(nodes)

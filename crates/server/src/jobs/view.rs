@@ -298,7 +298,7 @@ pub(crate) fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, 
     for row in rows {
         let (body, is_last, moved_bytes, in_memory_bytes) = row?;
         let mut decision = v1::Decision::decode(body.as_slice())
-            .map_err(|error| Fault::Damaged(format!("a decision about job {job}: {error}")))?;
+            .map_err(|error| Fault::Corrupt(format!("a decision about job {job}: {error}")))?;
         if let Some(task) = tasks.get(&decision.task) {
             decision.name.clone_from(&task.name);
             if !task.selections.is_empty() {

@@ -6,15 +6,15 @@ use super::transaction::{Change, NAME_MAX, Tx, shown};
 use super::vnode::{SETGID, SETUID, Vnode};
 use rusqlite::{OptionalExtension, params};
 use tidemill_core::burst::Durable;
-use tidemill_core::copies::Wanted;
 use tidemill_core::layout::Medium;
+use tidemill_core::replicas::Wanted;
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
 /// Directory attribute: the node of new files below this directory. Value on a file: its node.
 pub(crate) const DIRECTORY_NODE: &[u8] = b"user.tidemill.node";
-/// Directory attribute: the number of copies of new versions of files below this directory. Value on a file: the wanted number of
-/// copies of its version.
-pub(crate) const DIRECTORY_COPIES: &[u8] = b"user.tidemill.copies";
+/// Directory attribute: the number of replicas of new versions of files below this directory. Value on a file: the wanted number of
+/// replicas of its version.
+pub(crate) const DIRECTORY_REPLICAS: &[u8] = b"user.tidemill.replicas";
 /// Directory attribute: the striping of new versions of files below this directory, as `UNIT` or `UNIT,WIDTH`; `off` for no striping.
 /// Value on a file: its striping.
 pub(crate) const DIRECTORY_STRIPES: &[u8] = b"user.tidemill.stripe";
@@ -44,7 +44,7 @@ fn is_virtual(vnode: &Vnode, name: &[u8]) -> bool {
     let of_directories = [
         DIRECTORY_DURABLE,
         DIRECTORY_NODE,
-        DIRECTORY_COPIES,
+        DIRECTORY_REPLICAS,
         DIRECTORY_STRIPES,
         DIRECTORY_MEDIUM,
         DIRECTORY_RULE,
@@ -158,8 +158,8 @@ impl Tx<'_> {
             b"user.tidemill.version" => number(vnode.version),
             b"user.tidemill.object" if vnode.object != 0 => number(vnode.object),
             DIRECTORY_NODE => vnode.node().and_then(|node| number(u64::from(node))),
-            DIRECTORY_COPIES if vnode.object != 0 => {
-                let (wanted, _) = self.copies_of(vnode.object)?;
+            DIRECTORY_REPLICAS if vnode.object != 0 => {
+                let (wanted, _) = self.replicas_of(vnode.object)?;
                 number(wanted.into())
             }
             DIRECTORY_MEDIUM => vnode.node().map(|node| {
@@ -207,10 +207,10 @@ impl Tx<'_> {
             }
             self.shared.set_directory_nodes();
         }
-        if op.name == DIRECTORY_COPIES {
+        if op.name == DIRECTORY_REPLICAS {
             let text = String::from_utf8_lossy(&op.value);
-            text.trim().parse::<Wanted>().map_err(Fault::BadCopies)?;
-            self.shared.set_directory_copies();
+            text.trim().parse::<Wanted>().map_err(Fault::BadReplicas)?;
+            self.shared.set_directory_replicas();
         }
         if op.name == DIRECTORY_STRIPES {
             let text = String::from_utf8_lossy(&op.value);

@@ -1,12 +1,12 @@
 //! The burst tier: records which objects are on its nodes (table `burst`), has them copied to other nodes in time, and evicts
-//! them when space is needed. It uses the mechanism of copies. An object in the tier does not count as a wanted copy
-//! ([`tidemill_core::copies::CopyState::Burst`]), so a copy is made elsewhere. A row of `move` removes the object from the tier
-//! (next: `server/src/copies.rs`).
+//! them when space is needed. It uses the mechanism of replicas. An object in the tier does not count as a wanted replica
+//! ([`tidemill_core::replicas::ReplicaState::Burst`]), so a replica is made elsewhere. A row of `migration` removes the object from the tier
+//! (next: `server/src/replicas.rs`).
 
 use super::attribute::DIRECTORY_DURABLE;
-use super::copies::{BURST, CURRENT, MOVES, NOWHERE, STAGE, moves_at};
 use super::fault::Fault;
 use super::promises;
+use super::replicas::{BURST, CURRENT, MIGRATIONS, NOWHERE, STAGE, migrates_at};
 use super::shared::Shared;
 use super::transaction::Tx;
 use super::vnode::Vnode;
@@ -19,7 +19,7 @@ use tidemill_core::layout::RESERVE_BYTES;
 use tidemill_wire::convert::BURST as TIER;
 use tidemill_wire::v1::{self, name_result::Result as Answer};
 
-/// State of an object (`burst.state`): it waits for its time, is due to be copied, or also has its copies elsewhere.
+/// State of an object (`burst.state`): it waits for its time, is due to be copied, or also has its replicas elsewhere.
 pub(super) const WAITS: i64 = 0;
 pub(super) const DUE: i64 = 1;
 const DRAINED: i64 = 2;
@@ -95,7 +95,7 @@ impl Tx<'_> {
             .now
             .saturating_add(i64::try_from(after).unwrap_or(i64::MAX))
             .saturating_add(held_ns);
-        moves_at(self.db, object, at)
+        migrates_at(self.db, object, at)
     }
 
     /// Answers whether a sync of a directory waits until the files below it are drained.
@@ -126,7 +126,7 @@ impl Tx<'_> {
             .query_row([object, DRAINED], |row| row.get(0))
             .optional()?;
         if bytes.is_some() {
-            let sql = "DELETE FROM move WHERE object = ?1 AND why = ?2";
+            let sql = "DELETE FROM migration WHERE object = ?1 AND why = ?2";
             let row = params![object, BURST];
             self.db.prepare_cached(sql)?.execute(row)?;
             let sql = "UPDATE burst SET at = ?2 WHERE object = ?1 AND state = ?3";
@@ -138,7 +138,7 @@ impl Tx<'_> {
 
     /// Returns the node of the burst tier that an object is about to be copied to.
     pub(crate) fn comes_to_burst(&self, object: u64) -> Result<Option<u32>, Fault> {
-        let sql = "SELECT target FROM move WHERE source = ?1 AND object = ?2";
+        let sql = "SELECT target FROM migration WHERE source = ?1 AND object = ?2";
         let mut statement = self.db.prepare_cached(sql)?;
         let row = params![NOWHERE, object.cast_signed()];
         Ok(statement.query_row(row, |row| row.get(0)).optional()?)
@@ -147,16 +147,16 @@ impl Tx<'_> {
     /// Has a stored object copied to a node of the burst tier.
     pub(crate) fn bring(&self, object: u64, node: u32) -> Result<(), Fault> {
         let object = object.cast_signed();
-        let sql = "INSERT OR IGNORE INTO move SELECT ?2, object, ?3, size, ?4 FROM held WHERE object = ?1";
+        let sql = "INSERT OR IGNORE INTO migration SELECT ?2, object, ?3, size, ?4 FROM held WHERE object = ?1";
         let row = params![object, NOWHERE, node, STAGE];
         self.db.prepare_cached(sql)?.execute(row)?;
-        moves_at(self.db, object, self.now)
+        migrates_at(self.db, object, self.now)
     }
 
     /// Returns the bytes that are about to be copied to a node of the burst tier.
     pub(crate) fn coming_to_burst(&self, node: u32) -> Result<u64, Fault> {
         let bytes = sum_of("size");
-        let sql = format!("SELECT {bytes} FROM move WHERE why = ?1 AND target = ?2");
+        let sql = format!("SELECT {bytes} FROM migration WHERE why = ?1 AND target = ?2");
         let mut statement = self.db.prepare_cached(&sql)?;
         let bytes: i64 = statement.query_row([STAGE, node.into()], |row| row.get(0))?;
         Ok(bytes.cast_unsigned())
@@ -208,9 +208,9 @@ impl Tx<'_> {
             if state != DRAINED {
                 reply.objects += 1;
                 reply.bytes = reply.bytes.saturating_add(size);
-                moves_at(self.db, object, self.now)?;
+                migrates_at(self.db, object, self.now)?;
                 if !self.shared.is_up(node) {
-                    reply.away = reply.away.max(node + 1);
+                    reply.offline = reply.offline.max(node + 1);
                 }
             } else if free {
                 reply.held += 1;
@@ -226,16 +226,15 @@ pub(crate) fn sum_of(bytes: &str) -> String {
     format!("CAST(min(total({bytes}), 9.2e18) AS INTEGER)")
 }
 
-/// Has an object evicted from a node; the object has copies elsewhere.
+/// Has an object evicted from a node; the object has replicas elsewhere.
 fn goes(db: &Connection, object: i64, node: u32, now: i64) -> Result<(), Fault> {
-    let sql =
-        "INSERT OR IGNORE INTO move SELECT ?2, object, NULL, size, ?3 FROM burst WHERE object = ?1";
+    let sql = "INSERT OR IGNORE INTO migration SELECT ?2, object, NULL, size, ?3 FROM burst WHERE object = ?1";
     db.prepare_cached(sql)?
         .execute(params![object, node, BURST])?;
-    moves_at(db, object, now)
+    migrates_at(db, object, now)
 }
 
-/// Records that an object has all its wanted copies elsewhere.
+/// Records that an object has all its wanted replicas elsewhere.
 pub(crate) fn drained(db: &Connection, object: i64) -> Result<(), Fault> {
     let sql = "UPDATE burst SET state = ?2 WHERE object = ?1 RETURNING node, goes";
     let mut statement = db.prepare_cached(sql)?;
@@ -248,14 +247,14 @@ pub(crate) fn drained(db: &Connection, object: i64) -> Result<(), Fault> {
     }
 }
 
-/// Returns whether an object has all its wanted copies elsewhere, as far as the server knows.
+/// Returns whether an object has all its wanted replicas elsewhere, as far as the server knows.
 pub(crate) fn is_drained(db: &Connection, object: u64) -> Result<bool, Fault> {
     let sql = "SELECT 1 FROM burst WHERE object = ?1 AND state = ?2";
     let row = params![object.cast_signed(), DRAINED];
     Ok(db.prepare_cached(sql)?.exists(row)?)
 }
 
-/// Records that an object has too few copies elsewhere: it drains once more.
+/// Records that an object has too few replicas elsewhere: it drains once more.
 pub(crate) fn drains_again(db: &Connection, object: i64) -> Result<(), Fault> {
     let sql = "UPDATE burst SET state = ?2 WHERE object = ?1 AND state = ?3";
     let row = params![object, DUE, DRAINED];
@@ -263,13 +262,13 @@ pub(crate) fn drains_again(db: &Connection, object: i64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Records that a copy of an object was lost or is damaged. Without another copy elsewhere the object drains once more.
+/// Records that a replica of an object was lost or is corrupt. Without another replica elsewhere the object drains once more.
 pub(crate) fn lost_elsewhere(db: &Connection, object: i64) -> Result<(), Fault> {
     let sql = "SELECT 1 FROM burst, (SELECT node FROM held WHERE object = ?1 \
-               UNION ALL SELECT node FROM copy WHERE object = ?1 AND state = ?2) AS has \
+               UNION ALL SELECT node FROM replica WHERE object = ?1 AND state = ?2) AS has \
                WHERE burst.object = ?1 AND has.node != burst.node \
                AND has.node NOT IN (SELECT node FROM lost WHERE back = 0 UNION ALL SELECT node FROM removed) \
-               AND NOT EXISTS (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.node = has.node)";
+               AND NOT EXISTS (SELECT 1 FROM corruption WHERE corruption.object = ?1 AND corruption.node = has.node)";
     let stored = db.prepare_cached(sql)?.exists(params![object, CURRENT])?;
     match stored {
         true => Ok(()),
@@ -290,9 +289,9 @@ pub(super) fn goes_when_drained(db: &Connection, object: i64) -> Result<(), Faul
     }
 }
 
-/// Records that a copy arrived on a node, if the copy was requested for the burst tier.
+/// Records that a replica arrived on a node, if the replica was requested for the burst tier.
 pub(crate) fn brought(db: &Connection, object: i64, node: u32, now: i64) -> Result<(), Fault> {
-    let sql = "INSERT OR IGNORE INTO burst SELECT object, target, size, ?3, ?4, 0 FROM move \
+    let sql = "INSERT OR IGNORE INTO burst SELECT object, target, size, ?3, ?4, 0 FROM migration \
                WHERE source = ?5 AND object = ?1 AND target = ?2";
     let row = params![object, node, now, DRAINED, NOWHERE];
     db.prepare_cached(sql)?.execute(row)?;
@@ -341,7 +340,7 @@ pub(crate) fn to_go(
         Ok(sum.cast_unsigned())
     };
     let held = sum("burst WHERE node")?;
-    let going = sum("move WHERE source")?;
+    let going = sum("migration WHERE source")?;
     // These objects are no longer counted as held, but still occupy space.
     let removed =
         sum("removal CROSS JOIN held ON held.object = removal.object WHERE removal.node")?;
@@ -364,7 +363,7 @@ pub(crate) fn make_room(
 ) -> Result<(), Fault> {
     let mut wanted = to_go(db, shared.bursts.limits(), (free, now))?;
     let sql = "SELECT object, size FROM burst WHERE node = ?1 AND state = ?2 \
-               AND NOT EXISTS (SELECT 1 FROM move WHERE move.object = burst.object) ORDER BY at, object LIMIT ?3";
+               AND NOT EXISTS (SELECT 1 FROM migration WHERE migration.object = burst.object) ORDER BY at, object LIMIT ?3";
     for state in [DRAINED, WAITS] {
         let mut statement = db.prepare_cached(sql)?;
         let oldest = statement.query_map(params![free.node, state, OBJECTS_MAX], |row| {
@@ -409,7 +408,7 @@ pub(crate) fn drain_sooner(
 fn sooner(db: &Connection, object: i64, now: i64) -> Result<(), Fault> {
     let sql = "UPDATE burst SET state = ?2 WHERE object = ?1";
     db.prepare_cached(sql)?.execute([object, DUE])?;
-    moves_at(db, object, now)
+    migrates_at(db, object, now)
 }
 
 /// Handles a node that joined, if its tier changed. A node that is new in the tier, or that the server has forgotten, may
@@ -432,11 +431,12 @@ pub(crate) fn met(
 
 /// Makes the objects of a node count as stored: the node no longer belongs to the tier.
 fn stores(db: &Connection, node: u32, now: i64) -> Result<(), Fault> {
-    let sql = "DELETE FROM move WHERE (source = ?1 AND why = ?2) OR (target = ?1 AND why = ?3)";
+    let sql =
+        "DELETE FROM migration WHERE (source = ?1 AND why = ?2) OR (target = ?1 AND why = ?3)";
     db.execute(sql, params![node, BURST, STAGE])?;
     let sql = "INSERT INTO short SELECT object, ?3, ?2 FROM burst WHERE node = ?1 \
                ON CONFLICT DO UPDATE SET at = min(at, ?2)";
-    db.execute(sql, params![node, now, MOVES])?;
+    db.execute(sql, params![node, now, MIGRATIONS])?;
     for sql in [
         "DELETE FROM burst WHERE node = ?1",
         "DELETE FROM promise WHERE node = ?1",
@@ -448,12 +448,12 @@ fn stores(db: &Connection, node: u32, now: i64) -> Result<(), Fault> {
 
 fn list(db: &Connection, node: u32, now: i64) -> Result<(), Fault> {
     let sql = "INSERT OR IGNORE INTO burst SELECT object, ?1, size, ?2, 0, 0 FROM held WHERE node = ?1 AND removed = 0 \
-               UNION ALL SELECT copy.object, ?1, held.size, ?2, 0, 0 FROM copy CROSS JOIN held ON held.object = copy.object \
-               WHERE copy.node = ?1 AND copy.state = ?3 AND held.removed = 0";
+               UNION ALL SELECT replica.object, ?1, held.size, ?2, 0, 0 FROM replica CROSS JOIN held ON held.object = replica.object \
+               WHERE replica.node = ?1 AND replica.state = ?3 AND held.removed = 0";
     db.execute(sql, params![node, now, CURRENT])?;
     let sql = "INSERT INTO short SELECT object, ?3, ?2 FROM burst WHERE node = ?1 AND state != 2 \
                ON CONFLICT DO UPDATE SET at = min(at, ?2)";
-    db.execute(sql, params![node, now, MOVES])?;
+    db.execute(sql, params![node, now, MIGRATIONS])?;
     Ok(())
 }
 
@@ -496,13 +496,13 @@ pub(super) fn places(db: &Connection, vnode: &Vnode) -> Result<Vec<(u64, i64)>, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::copies::{self, Losses};
     use crate::names::quota::used;
     use crate::names::{Caller, Names as _, Request, SqliteNames, ids};
-    use crate::{clock, damage, moves};
+    use crate::replicas::{self, Losses};
+    use crate::{clock, corruption, migrations};
     use std::time::Duration;
     use tidemill_core::id::{Inode, NodeId, ObjectId};
-    use tidemill_core::label::Damaged;
+    use tidemill_core::label::Corrupt;
     use tidemill_wire::v1::name_op::Op;
 
     /// Largest sum of bytes.
@@ -590,7 +590,7 @@ mod tests {
                 until,
                 ..v1::StageRequest::default()
             };
-            let staged = self.write(move |tx| moves::files::stage(tx, &request));
+            let staged = self.write(move |tx| migrations::files::stage(tx, &request));
             staged.unwrap().unwrap()
         }
 
@@ -633,16 +633,17 @@ mod tests {
             free: true,
             ..by_number.clone()
         };
-        let staged = tier.write(move |tx| moves::files::stage(tx, &free));
+        let staged = tier.write(move |tx| migrations::files::stage(tx, &free));
         assert!(matches!(staged, Err(Fault::Malformed(_))), "{staged:?}");
         let bring = v1::Bring::default();
         let request = v1::StageRequest {
             bring: Some(bring.clone()),
             ..by_number.clone()
         };
-        let brought = tier.write(move |tx| moves::files::bring(tx, (&request, &bring), (&[], &[])));
+        let brought =
+            tier.write(move |tx| migrations::files::bring(tx, (&request, &bring), (&[], &[])));
         assert!(matches!(brought, Err(Fault::Malformed(_))), "{brought:?}");
-        let waited = tier.write(move |tx| moves::files::stage(tx, &by_number));
+        let waited = tier.write(move |tx| migrations::files::stage(tx, &by_number));
         assert!(matches!(waited, Ok(Ok(_))), "{waited:?}");
     }
 
@@ -679,7 +680,7 @@ mod tests {
             }
             assert_eq!((tx.may_go(3)?, tx.coming_to_burst(4)?), (MOST, MOST));
             assert_eq!(used(db, Inode::ROOT.0)?.0, MOST);
-            moves::labels::pending(db)
+            migrations::labels::pending(db)
         });
         let bytes: Vec<u64> = counted.unwrap().iter().map(|one| one.bytes).collect();
         assert_eq!(bytes, [MOST]);
@@ -697,11 +698,11 @@ mod tests {
         let shared = tier.names.shared().clone();
         let lost = tier.write(move |tx| {
             let (db, now) = (tx.db, tx.now);
-            let what = Damaged {
+            let what = Corrupt {
                 object: ObjectId(object),
                 what: "is not what it was".into(),
             };
-            let member = |node, burst| moves::Member {
+            let member = |node, burst| migrations::Member {
                 node,
                 store: true,
                 memory: false,
@@ -709,17 +710,17 @@ mod tests {
                 up: burst,
             };
             match way {
-                0 => damage::found(db, &shared, NodeId(0), &[what], now).map(drop),
+                0 => corruption::found(db, &shared, NodeId(0), &[what], now).map(drop),
                 1 => {
                     let mut losses = Losses::new(db, Duration::ZERO)?;
                     let looks = losses.renew(&[0].into(), &[]);
                     looks
                         .into_iter()
-                        .try_for_each(|look| copies::look(db, look, now))
+                        .try_for_each(|look| replicas::look(db, look, now))
                 }
                 _ => {
                     let members = [member(0, false), member(1, false), member(3, true)];
-                    let gone = moves::remove(db, &shared, (0, &members), (true, now))?;
+                    let gone = migrations::remove(db, &shared, (0, &members), (true, now))?;
                     assert_eq!(gone.unwrap(), 1);
                     Ok(())
                 }
@@ -731,19 +732,19 @@ mod tests {
     #[test]
     fn version_lost_from_storage_is_not_drained() {
         for way in 0..3 {
-            // The object was written to the tier or brought there, and has one or two stored copies.
+            // The object was written to the tier or brought there, and has one or two stored replicas.
             for (brought, twice) in [(false, false), (false, true), (true, false), (true, true)] {
                 let mut tier = Tier::new();
                 let object = tier.closed(5);
                 tier.sql(match brought {
-                    false => format!("INSERT INTO copy VALUES ({object}, 0, 1)"),
+                    false => format!("INSERT INTO replica VALUES ({object}, 0, 1)"),
                     true => format!(
-                        "INSERT INTO copy VALUES ({object}, 3, 1); UPDATE version SET node = 0;
+                        "INSERT INTO replica VALUES ({object}, 3, 1); UPDATE version SET node = 0;
                          UPDATE inode SET node = 0 WHERE object = {object}"
                     ),
                 });
                 if twice {
-                    tier.sql(format!("INSERT INTO copy VALUES ({object}, 1, 1)"));
+                    tier.sql(format!("INSERT INTO replica VALUES ({object}, 1, 1)"));
                 }
                 let done = tier.write(move |tx| drained(tx.db, object.cast_signed()));
                 done.unwrap();

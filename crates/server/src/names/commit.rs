@@ -710,11 +710,11 @@ impl Writing {
             let Err(error) = self.sync_log() else {
                 return Ok(());
             };
-            tracing::error!(%error, "can't sync the write-ahead log; its content is written anew");
+            tracing::error!(%error, "can't sync the write-ahead log; its content is rewritten");
             self.doubtful = true;
         }
-        self.write_anew()
-            .inspect_err(|error| tracing::error!(%error, "can't write the log's content anew"))?;
+        self.rewrite()
+            .inspect_err(|error| tracing::error!(%error, "can't rewrite the log's content"))?;
         self.doubtful = false;
         Ok(())
     }
@@ -739,7 +739,7 @@ impl Writing {
         Ok(())
     }
 
-    fn write_anew(&self) -> Result<(), String> {
+    fn rewrite(&self) -> Result<(), String> {
         let sql = "PRAGMA wal_checkpoint(TRUNCATE)";
         let busy = self
             .connection
@@ -806,7 +806,7 @@ mod tests {
             });
         }
 
-        fn mend(&self) {
+        fn repair(&self) {
             self.with(|writing| {
                 let none = None::<fn(AuthContext<'_>) -> Authorization>;
                 writing.connection.authorizer(none).unwrap();
@@ -869,7 +869,7 @@ mod tests {
                 database.trouble().is_some(),
                 !matches!(trip, Trip::Statement)
             );
-            database.mend();
+            database.repair();
             database.write_blocking(insert(10 * round + 2)).unwrap();
             assert!(database.trouble().is_none());
         }
@@ -984,7 +984,7 @@ mod tests {
         assert!(other.blocking_recv().unwrap().unwrap().on_disk.is_ok());
         assert_eq!(database.kept(), [1, 2, 3]);
         // A sync that succeeds now would prove nothing about the data that failed before.
-        database.mend();
+        database.repair();
         let still = database.write_here(true, insert(4)).unwrap();
         assert!(
             matches!(still.on_disk, Err(Fault::Unsynced(_))),

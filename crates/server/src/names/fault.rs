@@ -67,7 +67,7 @@ pub enum Fault {
     Busy(String),
     /// A mount has written the file and may have closed it, but the server can't find out.
     #[error(
-        "the file was written by a mount that does not answer, or can't be sealed because its node is away; \
+        "the file was written by a mount that does not answer, or can't be sealed because its node is offline; \
          try again, or see `tidemill status`"
     )]
     Unsettled,
@@ -80,11 +80,11 @@ pub enum Fault {
     /// An older version whose bytes are deleted.
     #[error("version {0} of {1} is not kept any more")]
     VersionGone(u64, String),
-    /// No copy of a file has the sealed content.
+    /// No replica of a file has the sealed content.
     #[error(
-        "{0} is damaged: on node {1} it {2}, and no other copy exists; `tidemill get --damaged` gets its bytes as they are"
+        "{0} is corrupt: on node {1} it {2}, and no other replica exists; `tidemill get --corrupt` gets its bytes as they are"
     )]
-    DamagedFile(String, u32, String),
+    CorruptFile(String, u32, String),
     /// Too many hard links.
     #[error("{0}: has as many names as a file may have")]
     TooManyLinks(String),
@@ -106,9 +106,9 @@ pub enum Fault {
     /// A directory attribute that names no node.
     #[error("{0:?} is not the number of a node")]
     BadNode(String),
-    /// An impossible number of copies.
+    /// An impossible number of replicas.
     #[error("{0}")]
-    BadCopies(String),
+    BadReplicas(String),
     /// A directory attribute that is no medium.
     #[error("{0}")]
     BadMedium(String),
@@ -156,9 +156,9 @@ pub enum Fault {
     Unsynced(String),
     /// A row that neither this release nor an earlier one can have written.
     #[error(
-        "damaged in the server's database: {0}; bring the database back from a copy, or rebuild it"
+        "corrupt in the server's database: {0}; bring the database back from a copy, or rebuild it"
     )]
-    Damaged(String),
+    Corrupt(String),
     /// The device of the server's directory is nearly full.
     #[error(
         "the device of the server's directory is nearly full: free some space on it, or remove files or jobs, then try again"
@@ -194,7 +194,7 @@ impl Fault {
             | Self::IntoItself(_)
             | Self::Malformed(_)
             | Self::BadNode(_)
-            | Self::BadCopies(_)
+            | Self::BadReplicas(_)
             | Self::BadMedium(_)
             | Self::BadDurable(_)
             | Self::BadWait(_)
@@ -219,8 +219,8 @@ impl Fault {
             Self::Database(_)
             | Self::NotKept(_)
             | Self::Unsynced(_)
-            | Self::Damaged(_)
-            | Self::DamagedFile(..)
+            | Self::Corrupt(_)
+            | Self::CorruptFile(..)
             | Self::Closed => Errno::IO,
         }
     }

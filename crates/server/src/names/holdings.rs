@@ -1,8 +1,8 @@
 //! Objects that nodes hold according to the namespace, for a comparison with their real content. It records unknown objects for
 //! removal (next: `server/src/removal.rs`).
 
-use super::copies::{self, CURRENT};
 use super::fault::Fault;
+use super::replicas::{self, CURRENT};
 use super::shared::Shared;
 use super::transaction::Tx;
 use super::vnode::Caller;
@@ -26,10 +26,10 @@ pub(crate) fn of_node(db: &Connection, node: u32) -> Result<BTreeMap<u64, Held>,
                UNION ALL SELECT part.part, inode.ino, part.size, inode.uid, inode.gid, inode.mode FROM part \
                CROSS JOIN version ON version.object = part.object \
                CROSS JOIN inode ON inode.ino = version.ino AND inode.object = part.object WHERE part.node = ?1 \
-               UNION ALL SELECT copy.object, inode.ino, held.size, inode.uid, inode.gid, inode.mode FROM copy \
-               CROSS JOIN held ON held.object = copy.object \
+               UNION ALL SELECT replica.object, inode.ino, held.size, inode.uid, inode.gid, inode.mode FROM replica \
+               CROSS JOIN held ON held.object = replica.object \
                CROSS JOIN inode ON inode.ino = held.ino AND inode.object = held.version \
-               WHERE copy.node = ?1 AND copy.state = ?3";
+               WHERE replica.node = ?1 AND replica.state = ?3";
     let mut statement = db.prepare(sql)?;
     let rows = statement.query_map(params![node, Kind::File as i32, CURRENT], |row| {
         let held = Held {
@@ -91,9 +91,9 @@ pub(crate) fn unknown(
         before.is_some_and(|(_, &end)| object < end)
     };
     let mut known = db.prepare_cached(
-        "SELECT EXISTS (SELECT 1 FROM version WHERE object = ?1 AND removed = 0 AND (copies = 1 OR node = ?2))
+        "SELECT EXISTS (SELECT 1 FROM version WHERE object = ?1 AND removed = 0 AND (replicas = 1 OR node = ?2))
              OR EXISTS (SELECT 1 FROM part WHERE part = ?1 AND node = ?2)
-             OR EXISTS (SELECT 1 FROM copy WHERE object = ?1 AND node = ?2)
+             OR EXISTS (SELECT 1 FROM replica WHERE object = ?1 AND node = ?2)
              OR EXISTS (SELECT 1 FROM writing WHERE object = ?1)
              OR EXISTS (SELECT 1 FROM removal WHERE object = ?1 AND node = ?2)",
     )?;
@@ -125,9 +125,9 @@ pub(crate) fn remove_unknown(
     let unknown = unknown(db, shared, node, objects)?;
     let held = of_node(db, node)?;
     for &object in &unknown {
-        // A version's row may be lost or damaged; the file's bytes must survive that.
+        // A version's row may be lost or corrupt; the file's bytes must survive that.
         if !held.contains_key(&object) {
-            copies::remove_copy(db, object, node, at)?;
+            replicas::remove_replica(db, object, node, at)?;
         }
     }
     Ok(unknown)

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Debug, Default)]
 pub(crate) struct Leaving {
     nodes: RwLock<Nodes>,
-    /// Whether versions with one wanted copy may have further copies or rows of `move`.
+    /// Whether versions with one wanted replica may have further replicas or rows of `migration`.
     moving: AtomicBool,
 }
 
@@ -32,7 +32,7 @@ impl Leaving {
     pub(crate) fn load(&self, db: &Connection) -> Result<(), Fault> {
         let emptied = numbers(db, "SELECT node FROM drain")?;
         let removed = numbers(db, "SELECT node FROM removed")?;
-        let any = "SELECT EXISTS (SELECT 1 FROM move) OR EXISTS (SELECT 1 FROM copy)";
+        let any = "SELECT EXISTS (SELECT 1 FROM migration) OR EXISTS (SELECT 1 FROM replica)";
         if db.query_row(any, [], |row| row.get(0))? || !emptied.is_empty() {
             self.set_moving();
         }
@@ -85,7 +85,7 @@ impl Leaving {
         self.set_moving();
     }
 
-    /// Returns whether versions with one wanted copy may have others, or may be about to move.
+    /// Returns whether versions with one wanted replica may have others, or may be about to move.
     pub(crate) fn moving(&self) -> bool {
         self.moving.load(Ordering::Relaxed)
     }

@@ -92,13 +92,13 @@ impl Lent {
 
     /// Returns the revocations to send to each node, each once: all of them to nodes that reconnected, only new ones to the
     /// others.
-    fn to_tell(&self, anew: impl Fn(u32) -> bool) -> BTreeMap<u32, Vec<v1::Revoked>> {
+    fn to_tell(&self, reconnected: impl Fn(u32) -> bool) -> BTreeMap<u32, Vec<v1::Revoked>> {
         let now = now_ns();
         let mut tell: BTreeMap<u32, Vec<v1::Revoked>> = BTreeMap::new();
         self.ended.lock().retain(|&(node, object), ended| {
             let until_ns = ended.until_ns;
             let over = until_ns <= now;
-            if !over && (!std::mem::replace(&mut ended.told, true) || anew(node)) {
+            if !over && (!std::mem::replace(&mut ended.told, true) || reconnected(node)) {
                 let revoked = v1::Revoked { object, until_ns };
                 tell.entry(node).or_default().push(revoked);
             }
@@ -123,8 +123,8 @@ pub(crate) async fn run(lent: impl AsRef<Lent>, cluster: Arc<Cluster>) {
         let up: BTreeMap<u32, u64> = up
             .filter_map(|node| Some((node, cluster.epoch(node)?)))
             .collect();
-        let anew = |node| up.get(&node) != epochs.get(&node);
-        for (node, revoked) in lent.to_tell(anew) {
+        let reconnected = |node| up.get(&node) != epochs.get(&node);
+        for (node, revoked) in lent.to_tell(reconnected) {
             cluster.send(node, To::Revoke(v1::Revoke { revoked }));
         }
         epochs = up;

@@ -13,7 +13,6 @@ pub(crate) mod changes;
 pub(crate) mod channels;
 pub(crate) mod claims;
 pub(crate) mod commit;
-pub(crate) mod copies;
 pub(crate) mod drops;
 mod emptying;
 mod fault;
@@ -29,6 +28,7 @@ pub(crate) mod parts;
 pub(crate) mod promises;
 mod quota;
 pub(crate) mod reading;
+pub(crate) mod replicas;
 mod reserve;
 pub(crate) mod rooms;
 pub(crate) mod schema;
@@ -163,7 +163,7 @@ pub trait Names: std::fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// If the database fails.
-    fn give_up_silent(&self) -> Answered<'_, Result<(), Fault>>;
+    fn abandon_silent(&self) -> Answered<'_, Result<(), Fault>>;
 
     /// Returns the sessions of mounts that may have locks.
     ///

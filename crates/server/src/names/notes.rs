@@ -3,9 +3,9 @@
 //! A note describes the state at the time of sending, not the change. Its number is taken in the transaction that reads the state,
 //! so of two notes about an inode the higher number is the later state.
 
-use super::copies::CURRENT;
 use super::fault::Fault;
 use super::ids;
+use super::replicas::CURRENT;
 use super::transaction::{Tx, path_of};
 use super::vnode::{NO_NODE, Vnode};
 use super::{parts, together};
@@ -36,8 +36,8 @@ pub(crate) fn changed(db: &Connection, vnode: &Vnode) -> Result<(), Fault> {
         return Ok(());
     }
     let node = if vnode.object == 0 { ALL } else { vnode.node };
-    // Nodes with copies of the file's version know the file, too.
-    let sql = "INSERT INTO note SELECT ?1, ?2, 1 UNION ALL SELECT node, ?2, 1 FROM copy \
+    // Nodes with replicas of the file's version know the file, too.
+    let sql = "INSERT INTO note SELECT ?1, ?2, 1 UNION ALL SELECT node, ?2, 1 FROM replica \
                WHERE object = ?3 AND state = ?4 ON CONFLICT DO UPDATE SET changes = changes + 1";
     let (ino, object) = (vnode.ino.cast_signed(), vnode.object.cast_signed());
     db.prepare_cached(sql)?
@@ -45,7 +45,7 @@ pub(crate) fn changed(db: &Connection, vnode: &Vnode) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Records that a node has a copy of a version now and needs a note about its file.
+/// Records that a node has a replica of a version now and needs a note about its file.
 pub(crate) fn copied(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
     let sql = "INSERT INTO note SELECT ?2, ino, 1 FROM held WHERE object = ?1 \
                ON CONFLICT DO UPDATE SET changes = changes + 1";
@@ -173,7 +173,7 @@ fn note(db: &Connection, ino: u64, node: u32) -> Result<v1::NameNote, Fault> {
             ..v1::NameNote::default()
         });
     };
-    let (wanted, copied) = copies(db, vnode.object, node)?;
+    let (wanted, copied) = replicas(db, vnode.object, node)?;
     let layout = layout(db, &vnode)?;
     let whole = vnode.object != 0 && !vnode.has_parts();
     let elsewhere = whole && vnode.node != i64::from(node) && !copied;
@@ -211,7 +211,7 @@ fn note(db: &Connection, ino: u64, node: u32) -> Result<v1::NameNote, Fault> {
         object: vnode.object,
         size: vnode.size,
         target: vnode.target,
-        copies: wanted,
+        replicas: wanted,
         layout,
         rule: None,
         path: path.unwrap_or_default(),
@@ -246,9 +246,9 @@ fn layout(db: &Connection, vnode: &Vnode) -> Result<Option<v1::Layout>, Fault> {
     }))
 }
 
-/// Returns the wanted number of copies of a version, and whether a node has a copy that is not the first.
-fn copies(db: &Connection, object: u64, node: u32) -> Result<(u32, bool), Fault> {
-    let sql = "SELECT copies, EXISTS (SELECT 1 FROM copy WHERE object = ?1 AND node = ?2 AND state = ?3) \
+/// Returns the wanted number of replicas of a version, and whether a node has a replica that is not the first.
+fn replicas(db: &Connection, object: u64, node: u32) -> Result<(u32, bool), Fault> {
+    let sql = "SELECT replicas, EXISTS (SELECT 1 FROM replica WHERE object = ?1 AND node = ?2 AND state = ?3) \
                FROM version WHERE object = ?1";
     let mut statement = db.prepare_cached(sql)?;
     let row = params![object.cast_signed(), node, CURRENT];

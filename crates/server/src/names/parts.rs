@@ -1,11 +1,11 @@
 //! Versions of several objects (striped versions). The object of the version itself is on no node (`NO_NODE` in `inode` and
-//! `version`); all other tables refer to it as the version. Its parts are rows of `part`, objects with places and copies like those
+//! `version`); all other tables refer to it as the version. Its parts are rows of `part`, objects with places and replicas like those
 //! of other versions.
 
 use super::attribute::DIRECTORY_STRIPES;
-use super::copies;
 use super::fault::Fault;
 use super::ids;
+use super::replicas;
 use super::together;
 use super::transaction::Tx;
 use super::vnode::{NO_NODE, Vnode};
@@ -105,7 +105,7 @@ impl Tx<'_> {
         let sql = "DELETE FROM removal WHERE object = ?1 AND node = ?2";
         let mut keep = self.db.prepare_cached(sql)?;
         for (seq, part) in (0_u32..).zip(&striped.parts) {
-            let node = part.copies.first().map_or(0, |copy| copy.node.0);
+            let node = part.replicas.first().map_or(0, |replica| replica.node.0);
             let (id, size) = (part.object.0.cast_signed(), part.size.cast_signed());
             insert.execute(params![version, seq, id, node, size])?;
             keep.execute(params![id, node])?;
@@ -113,13 +113,13 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Returns the layout of a version for a client that may use its parts; `None` for one object. With `damaged`, the layout
-    /// includes the damaged copies of a part without a good copy.
+    /// Returns the layout of a version for a client that may use its parts; `None` for one object. With `corrupt`, the layout
+    /// includes the corrupt replicas of a part without a good replica.
     pub(crate) fn opened_parts(
         &self,
         vnode: &Vnode,
         object: u64,
-        (avoid, damaged): (&[u32], bool),
+        (avoid, corrupt): (&[u32], bool),
         rights: u32,
     ) -> Result<Option<v1::Layout>, Fault> {
         let Some((unit, parts)) = parts(self.db, object)? else {
@@ -130,8 +130,8 @@ impl Tx<'_> {
             let node = match writes {
                 true => part.node,
                 false => match self.readable(part.object, part.node, avoid) {
-                    Err(Fault::DamagedFile(..)) if damaged => {
-                        self.damaged_on(part.object)?.unwrap_or(part.node)
+                    Err(Fault::CorruptFile(..)) if corrupt => {
+                        self.corrupt_on(part.object)?.unwrap_or(part.node)
                     }
                     node => node?,
                 },
@@ -200,13 +200,14 @@ impl Tx<'_> {
     /// Returns the places of the bytes of a version.
     pub(crate) fn layout_of(&self, vnode: &Vnode) -> Result<Layout, Fault> {
         let others = |part: &mut Part| -> Result<(), Fault> {
-            let others = copies::others(self.db, part.object.0)?.into_iter();
-            let first = &mut part.copies[0];
-            first.state = copies::state_of_first(self.db, part.object.0, first.node.0)?;
-            part.copies.extend(others.map(|(node, state)| layout::Copy {
-                node: NodeId(node),
-                state,
-            }));
+            let others = replicas::others(self.db, part.object.0)?.into_iter();
+            let first = &mut part.replicas[0];
+            first.state = replicas::state_of_first(self.db, part.object.0, first.node.0)?;
+            part.replicas
+                .extend(others.map(|(node, state)| layout::Replica {
+                    node: NodeId(node),
+                    state,
+                }));
             Ok(())
         };
         let Some((unit, rows)) = parts(self.db, vnode.object)? else {
@@ -379,16 +380,16 @@ pub(crate) fn let_go(
         for sql in [
             "INSERT OR IGNORE INTO removal(object, node, queued) \
              SELECT part, node, ?2 FROM part WHERE object = ?1",
-            "INSERT OR IGNORE INTO removal(object, node, queued) SELECT copy.object, copy.node, ?2 FROM part \
-             CROSS JOIN copy ON copy.object = part.part WHERE part.object = ?1 AND state = 1",
+            "INSERT OR IGNORE INTO removal(object, node, queued) SELECT replica.object, replica.node, ?2 FROM part \
+             CROSS JOIN replica ON replica.object = part.part WHERE part.object = ?1 AND state = 1",
         ] {
             db.prepare_cached(sql)?.execute(params![version, now])?;
         }
         for sql in [
-            "DELETE FROM copy WHERE object IN (SELECT part FROM part WHERE object = ?1)",
+            "DELETE FROM replica WHERE object IN (SELECT part FROM part WHERE object = ?1)",
             "DELETE FROM short WHERE object IN (SELECT part FROM part WHERE object = ?1)",
-            "DELETE FROM damage WHERE object IN (SELECT part FROM part WHERE object = ?1)",
-            "DELETE FROM move WHERE object IN (SELECT part FROM part WHERE object = ?1)",
+            "DELETE FROM corruption WHERE object IN (SELECT part FROM part WHERE object = ?1)",
+            "DELETE FROM migration WHERE object IN (SELECT part FROM part WHERE object = ?1)",
             "DELETE FROM burst WHERE object IN (SELECT part FROM part WHERE object = ?1)",
             "DELETE FROM part WHERE object = ?1",
             "DELETE FROM publication WHERE version = ?1",

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tidemill_core::layout::Layout;
 use tidemill_wire::v1::Kind;
 
-/// A version of a file. Its bytes and copies are not removed while this value exists.
+/// A version of a file. Its bytes and replicas are not removed while this value exists.
 #[derive(Debug)]
 pub(crate) struct Reading {
     shared: Arc<Shared>,
@@ -52,8 +52,8 @@ impl SqliteNames {
             let layout = tx.layout_of(&reading.vnode)?;
             for part in layout.parts() {
                 if part.current().next().is_none() {
-                    // Returns an error with the damage of the part.
-                    tx.readable(part.object.0, part.copies[0].node.0, &[])?;
+                    // Returns an error with the corruption of the part.
+                    tx.readable(part.object.0, part.replicas[0].node.0, &[])?;
                 }
             }
             // A version that is replaced at this moment rests before its removal, so the pins are in time.

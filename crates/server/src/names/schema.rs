@@ -25,7 +25,7 @@ pub enum OpenError {
         source: rusqlite::Error,
     },
     /// Invalid content.
-    #[error("the server's database {path} is damaged: {reason}")]
+    #[error("the server's database {path} is corrupt: {reason}")]
     Content {
         /// The file.
         path: String,
@@ -70,9 +70,9 @@ CREATE TABLE dirent(parent INTEGER NOT NULL, name BLOB NOT NULL, ino INTEGER NOT
 CREATE INDEX dirent_ino ON dirent(ino);
 CREATE TABLE version(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, version INTEGER NOT NULL, size INTEGER NOT NULL,
   node INTEGER NOT NULL, uid INTEGER NOT NULL, sealed_at INTEGER NOT NULL, task INTEGER NOT NULL, path BLOB NOT NULL,
-  removed INTEGER NOT NULL DEFAULT 0, copies INTEGER NOT NULL DEFAULT 1);
+  removed INTEGER NOT NULL DEFAULT 0, replicas INTEGER NOT NULL DEFAULT 1);
 CREATE INDEX version_ino ON version(ino, version);
-CREATE INDEX version_copies ON version(node, object) WHERE copies > 1 AND removed = 0;
+CREATE INDEX version_replicas ON version(node, object) WHERE replicas > 1 AND removed = 0;
 CREATE TABLE writing(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, node INTEGER NOT NULL, session INTEGER NOT NULL,
   uid INTEGER NOT NULL, started INTEGER NOT NULL, told INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX writing_session ON writing(session);
@@ -95,9 +95,9 @@ CREATE UNIQUE INDEX part_part ON part(part);
 CREATE INDEX part_node ON part(node, part);
 CREATE TABLE publication(version INTEGER NOT NULL, number INTEGER NOT NULL, cut INTEGER, complete INTEGER NOT NULL,
   count INTEGER NOT NULL, pieces BLOB NOT NULL, PRIMARY KEY(version, number)) WITHOUT ROWID;
-CREATE VIEW held AS SELECT object, object AS version, ino, size, node, copies, removed, uid,
+CREATE VIEW held AS SELECT object, object AS version, ino, size, node, replicas, removed, uid,
   path FROM version
-  UNION ALL SELECT part.part, version.object, ino, part.size, part.node, copies, removed, uid,
+  UNION ALL SELECT part.part, version.object, ino, part.size, part.node, replicas, removed, uid,
   path FROM part CROSS JOIN version ON version.object = part.object;
 ";
 
@@ -140,31 +140,31 @@ CREATE TABLE label(label INTEGER PRIMARY KEY, node INTEGER NOT NULL, task INTEGE
   at INTEGER NOT NULL DEFAULT 0);
 ";
 
-// Copies, removals, damage, scrubs, moves, suspended nodes, the burst tier and the space that is reserved in it. `promised` has the
+// Replicas, removals, corruption, scrubs, migrations, suspended nodes, the burst tier and the space that is reserved in it. `promised` has the
 // objects of a reservation: closed ones with their bytes, until their node has removed them.
 const PLACEMENT: &str = "
-CREATE TABLE copy(object INTEGER NOT NULL, node INTEGER NOT NULL, state INTEGER NOT NULL, PRIMARY KEY(object,
+CREATE TABLE replica(object INTEGER NOT NULL, node INTEGER NOT NULL, state INTEGER NOT NULL, PRIMARY KEY(object,
   node)) WITHOUT ROWID;
-CREATE INDEX copy_node ON copy(node);
+CREATE INDEX replica_node ON replica(node);
 CREATE TABLE short(object INTEGER PRIMARY KEY, has INTEGER NOT NULL, at INTEGER NOT NULL);
 CREATE INDEX short_has ON short(has, at);
 CREATE TABLE lost(node INTEGER PRIMARY KEY, back INTEGER NOT NULL, after INTEGER NOT NULL);
 CREATE TABLE removal(node INTEGER NOT NULL, object INTEGER NOT NULL, queued INTEGER NOT NULL,
   label INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(node, object)) WITHOUT ROWID;
 CREATE INDEX removal_object ON removal(object);
-CREATE TABLE damage(object INTEGER NOT NULL, node INTEGER NOT NULL, what TEXT NOT NULL, at INTEGER NOT NULL,
-  mending INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(object, node)) WITHOUT ROWID;
+CREATE TABLE corruption(object INTEGER NOT NULL, node INTEGER NOT NULL, what TEXT NOT NULL, at INTEGER NOT NULL,
+  repairing INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(object, node)) WITHOUT ROWID;
 CREATE TABLE scrub(scrub INTEGER PRIMARY KEY, request INTEGER NOT NULL, node INTEGER NOT NULL, listed INTEGER NOT NULL,
   idle INTEGER NOT NULL, begun INTEGER NOT NULL, ended INTEGER NOT NULL, after INTEGER NOT NULL DEFAULT 0,
   labels INTEGER NOT NULL DEFAULT 0, objects INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0,
-  damaged INTEGER NOT NULL DEFAULT 0);
+  corrupt INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX scrub_node ON scrub(node);
 CREATE TABLE verify(scrub INTEGER NOT NULL, object INTEGER NOT NULL, PRIMARY KEY(scrub, object)) WITHOUT ROWID;
 CREATE TABLE drain(node INTEGER PRIMARY KEY, began INTEGER NOT NULL, after INTEGER NOT NULL, files INTEGER NOT NULL,
   bytes INTEGER NOT NULL);
-CREATE TABLE move(source INTEGER NOT NULL, object INTEGER NOT NULL, target INTEGER, size INTEGER NOT NULL,
+CREATE TABLE migration(source INTEGER NOT NULL, object INTEGER NOT NULL, target INTEGER, size INTEGER NOT NULL,
   why INTEGER NOT NULL, PRIMARY KEY(source, object)) WITHOUT ROWID;
-CREATE INDEX move_object ON move(object);
+CREATE INDEX migration_object ON migration(object);
 CREATE TABLE removed(node INTEGER PRIMARY KEY, at INTEGER NOT NULL);
 CREATE TABLE sleep(node INTEGER PRIMARY KEY, asleep INTEGER NOT NULL, since INTEGER NOT NULL, wakes INTEGER NOT NULL,
   wake_ns INTEGER NOT NULL);
@@ -180,7 +180,7 @@ CREATE INDEX promise_ino ON promise(ino);
 CREATE TABLE promised(object INTEGER PRIMARY KEY, promise INTEGER NOT NULL, node INTEGER NOT NULL,
   size INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX promised_promise ON promised(promise);
-CREATE TRIGGER promised_gone AFTER DELETE ON removal BEGIN
+CREATE TRIGGER promised_deleted AFTER DELETE ON removal BEGIN
   UPDATE promise SET used = max(used - (SELECT size FROM promised WHERE object = OLD.object), 0) WHERE promise =
     (SELECT promise FROM promised WHERE object = OLD.object AND node = OLD.node);
   DELETE FROM promised WHERE object = OLD.object AND node = OLD.node;
@@ -201,7 +201,7 @@ CREATE TRIGGER promised_closed AFTER INSERT ON burst BEGIN
 END;
 ";
 
-// Rules and hooks. States of a firing are `queued` 0, `waiting` 1, `running` 2, `done` 3, `failed` 4, `gone` 5 and `loop` 6. States
+// Rules and hooks. States of a firing are `queued` 0, `waiting` 1, `running` 2, `done` 3, `failed` 4, `deleted` 5 and `loop` 6. States
 // of a round are `open` 0, `ending` 1, `reducing` 2, `done` 3, `failed` 4 and `empty` 5. Numbers of arrivals are microseconds since
 // the Unix epoch; the counter has the last one that was removed.
 const RULES: &str = "
@@ -251,7 +251,7 @@ CREATE INDEX span_ino ON span(ino);
 CREATE TRIGGER header_of_removed AFTER UPDATE OF removed ON version WHEN NEW.removed = 1 BEGIN
   DELETE FROM header WHERE object = NEW.object;
 END;
-CREATE TRIGGER header_gone AFTER DELETE ON header WHEN OLD.state = 2 BEGIN
+CREATE TRIGGER header_deleted AFTER DELETE ON header WHEN OLD.state = 2 BEGIN
   DELETE FROM term WHERE term IN (SELECT term FROM said WHERE ino = OLD.ino)
     AND NOT EXISTS (SELECT 1 FROM said WHERE said.term = term.term AND said.ino != OLD.ino);
   DELETE FROM said WHERE ino = OLD.ino;

@@ -18,9 +18,9 @@ use std::hash::Hash;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use tidemill_core::copies::Wanted;
 use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::layout::{PlacementError, Room, to_wake};
+use tidemill_core::replicas::Wanted;
 use tidemill_wire::capability::{Attributes, Capability, Key, rights};
 use tokio::sync::Notify;
 
@@ -30,7 +30,7 @@ const CAPABILITY: Duration = Duration::from_secs(5 * 60);
 /// Lifetime of a capability in a label, which may wait in a node's queue. Only nodes see it.
 const LABEL: Duration = Duration::from_secs(24 * 3600);
 
-/// Time window of the copies that the copy rate is computed from, in nanoseconds.
+/// Time window of the replicas that the copy rate is computed from, in nanoseconds.
 const MADE_NS: i64 = 60 * 1_000_000_000;
 const MADE_MAX: usize = 4096;
 
@@ -42,17 +42,17 @@ pub(crate) struct Shared {
     rooms: RwLock<Arc<Rooms>>,
     holds: Mutex<Holds>,
     directory_nodes: AtomicBool,
-    directory_copies: AtomicBool,
+    directory_replicas: AtomicBool,
     directory_stripes: AtomicBool,
     directory_media: AtomicBool,
     /// Number of versions that were requested in memory and were placed elsewhere.
     spilled: AtomicU64,
     parts: AtomicBool,
-    /// Number of copies of versions for which no directory sets the number.
-    copies: Mutex<Wanted>,
-    /// Whether a copy may be damaged.
-    damage: AtomicBool,
-    /// Times and bytes of recent copies.
+    /// Number of replicas of versions for which no directory sets the number.
+    replicas: Mutex<Wanted>,
+    /// Whether a replica may be corrupt.
+    corruption: AtomicBool,
+    /// Times and bytes of recent replicas.
     made: Mutex<VecDeque<(i64, u64)>>,
     files: AtomicU64,
     /// Inode of the directory of users' kernels; 0 before it is known.
@@ -144,13 +144,13 @@ impl Shared {
             rooms: RwLock::default(),
             holds: Mutex::default(),
             directory_nodes: AtomicBool::new(false),
-            directory_copies: AtomicBool::new(false),
+            directory_replicas: AtomicBool::new(false),
             directory_stripes: AtomicBool::new(false),
             directory_media: AtomicBool::new(false),
             spilled: AtomicU64::new(0),
             parts: AtomicBool::new(false),
-            copies: Mutex::new(Wanted::ONE),
-            damage: AtomicBool::new(false),
+            replicas: Mutex::new(Wanted::ONE),
+            corruption: AtomicBool::new(false),
             made: Mutex::default(),
             files: AtomicU64::new(0),
             kernels_directory: AtomicU64::new(0),
@@ -284,13 +284,13 @@ impl Shared {
         self.directory_nodes.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether any directory asks for copies.
-    pub(crate) fn directory_copies(&self) -> bool {
-        self.directory_copies.load(Ordering::Relaxed)
+    /// Returns whether any directory asks for replicas.
+    pub(crate) fn directory_replicas(&self) -> bool {
+        self.directory_replicas.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_directory_copies(&self) {
-        self.directory_copies.store(true, Ordering::Relaxed);
+    pub(crate) fn set_directory_replicas(&self) {
+        self.directory_replicas.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether any directory asks for stripes.
@@ -337,25 +337,25 @@ impl Shared {
         self.parts.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the number of copies of versions for which no directory sets the number.
-    pub(crate) fn copies(&self) -> Wanted {
-        *self.copies.lock()
+    /// Returns the number of replicas of versions for which no directory sets the number.
+    pub(crate) fn replicas(&self) -> Wanted {
+        *self.replicas.lock()
     }
 
-    pub(crate) fn set_copies(&self, copies: Wanted) {
-        *self.copies.lock() = copies;
+    pub(crate) fn set_replicas(&self, replicas: Wanted) {
+        *self.replicas.lock() = replicas;
     }
 
-    /// Returns whether a copy may be damaged. If not, no check is necessary.
-    pub(crate) fn damage(&self) -> bool {
-        self.damage.load(Ordering::Relaxed)
+    /// Returns whether a replica may be corrupt. If not, no check is necessary.
+    pub(crate) fn corruption(&self) -> bool {
+        self.corruption.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_damage(&self) {
-        self.damage.store(true, Ordering::Relaxed);
+    pub(crate) fn set_corruption(&self) {
+        self.corruption.store(true, Ordering::Relaxed);
     }
 
-    /// Records a new copy of `bytes` bytes.
+    /// Records a new replica of `bytes` bytes.
     pub(crate) fn on_copied(&self, bytes: u64) {
         let now = clock::now_ns();
         let mut made = self.made.lock();
@@ -365,7 +365,7 @@ impl Shared {
         }
     }
 
-    /// Returns the bytes per second of recent copies; `None` if there were no recent copies.
+    /// Returns the bytes per second of recent replicas; `None` if there were no recent replicas.
     pub(crate) fn copied_bytes_per_sec(&self) -> Option<u64> {
         let now = clock::now_ns();
         let made = self.made.lock();
@@ -494,7 +494,7 @@ impl Shared {
     }
 
     /// Returns whether any mount uses the object on this node, or any job uses the object.
-    pub(crate) fn copy_held(&self, object: u64, node: u32) -> bool {
+    pub(crate) fn replica_held(&self, object: u64, node: u32) -> bool {
         let holds = self.holds.lock();
         holds.pins.contains_key(&object) || holds.places.contains_key(&(object, node))
     }
@@ -521,18 +521,18 @@ mod tests {
         shared.hold(1, (7, 70), 0);
         shared.hold(2, (7, 70), 3);
         shared.hold(2, (7, 70), 4);
-        assert!([0, 3, 4].iter().all(|&node| shared.copy_held(70, node)));
-        assert!(!shared.copy_held(70, 1));
+        assert!([0, 3, 4].iter().all(|&node| shared.replica_held(70, node)));
+        assert!(!shared.replica_held(70, 1));
         shared.pin(70);
         shared.release(1, 7, 70);
         assert!(shared.inode_held(7));
         assert_eq!(shared.end_session(2), vec![7]);
         assert!(!shared.inode_held(7) && shared.object_held(70));
-        assert!(shared.copy_held(70, 1), "a job may read it anywhere");
+        assert!(shared.replica_held(70, 1), "a job may read it anywhere");
         shared.unpin(70);
         assert!(!shared.object_held(70));
         shared.hold(1, (7, 70), 0);
         shared.release(1, 7, 70);
-        assert!(!shared.copy_held(70, 0));
+        assert!(!shared.replica_held(70, 0));
     }
 }

@@ -6,7 +6,7 @@ use super::ids::reserve;
 use super::shared::Rooms;
 use super::transaction::{Change, Tx};
 use super::vnode::Vnode;
-use crate::rules::ends::GIVEN_UP;
+use crate::rules::ends::ABANDONED;
 use rusqlite::params;
 use tidemill_core::id::{Inode, NodeId};
 use tidemill_core::layout::{Medium, PlacementError, RESERVE_BYTES, Room, place, place_in_memory};
@@ -151,14 +151,14 @@ impl Tx<'_> {
     /// node stores: a writer that does not know of the loss may still write the old object, which is no version.
     fn lose_first(&mut self, mut vnode: Vnode, node: i64) -> Result<(), Fault> {
         let written = std::mem::take(&mut vnode.writing);
-        self.end_begun(written, GIVEN_UP)?;
+        self.end_begun(written, ABANDONED)?;
         self.end_writing(written)?;
         self.drop_object(written, node)?;
         vnode.object = reserve(self.db, "object", 1)?;
         vnode.version += 1;
         vnode.size = 0;
         let path = self.path_of(vnode.ino)?.unwrap_or_default();
-        let sql = "INSERT INTO version(object, ino, version, size, node, uid, sealed_at, task, path, copies) \
+        let sql = "INSERT INTO version(object, ino, version, size, node, uid, sealed_at, task, path, replicas) \
                    VALUES (?1, ?2, ?3, 0, ?4, ?5, ?6, 0, ?7, 1)";
         self.db.prepare_cached(sql)?.execute(params![
             vnode.object.cast_signed(),

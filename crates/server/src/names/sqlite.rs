@@ -72,9 +72,9 @@ impl SqliteNames {
             shared.set_directory_nodes();
         }
         let directories =
-            "SELECT count(*) FROM xattr WHERE name = CAST('user.tidemill.copies' AS BLOB)";
+            "SELECT count(*) FROM xattr WHERE name = CAST('user.tidemill.replicas' AS BLOB)";
         if count(directories).map_err(at)? > 0 {
-            shared.set_directory_copies();
+            shared.set_directory_replicas();
         }
         let directories =
             "SELECT count(*) FROM xattr WHERE name = CAST('user.tidemill.stripe' AS BLOB)";
@@ -89,8 +89,8 @@ impl SqliteNames {
         if count("SELECT count(*) FROM (SELECT 1 FROM layout LIMIT 1)").map_err(at)? > 0 {
             shared.set_parts();
         }
-        if database.read(crate::damage::any).map_err(at)? {
-            shared.set_damage();
+        if database.read(crate::corruption::any).map_err(at)? {
+            shared.set_corruption();
         }
         database.read(|db| shared.leaving.load(db)).map_err(at)?;
         database.read(|db| shared.rules.load(db)).map_err(at)?;
@@ -228,7 +228,7 @@ fn first_steps(db: &Connection, (uid, gid): (u32, u32)) -> Result<Key, Fault> {
     let key: Vec<u8> = db.query_row("SELECT value FROM setting WHERE name = 'key'", [], |row| {
         row.get(0)
     })?;
-    Key::from_slice(&key).map_err(|_| Fault::Malformed("the cluster's key is damaged"))
+    Key::from_slice(&key).map_err(|_| Fault::Malformed("the cluster's key is corrupt"))
 }
 
 /// Returns the cluster's id, which was created with the cluster.
@@ -238,7 +238,7 @@ pub(crate) fn cluster_id(db: &Connection) -> Result<u64, Fault> {
     bytes
         .and_then(|bytes| bytes.try_into().ok())
         .map(u64::from_le_bytes)
-        .ok_or(Fault::Malformed("the cluster's id is damaged"))
+        .ok_or(Fault::Malformed("the cluster's id is corrupt"))
 }
 
 impl Names for SqliteNames {
@@ -369,13 +369,13 @@ impl Names for SqliteNames {
             .read(|db| writers::unfinished(db, writer, after, limit))
     }
 
-    fn give_up_silent(&self) -> Answered<'_, Result<(), Fault>> {
+    fn abandon_silent(&self) -> Answered<'_, Result<(), Fault>> {
         Box::pin(async move {
             let shared = self.shared.clone();
-            let given_up = self
+            let abandoned = self
                 .database
-                .write(move |db| writers::give_up_silent(db, &shared, clock::now_ns()));
-            let changes = given_up.await?;
+                .write(move |db| writers::abandon_silent(db, &shared, clock::now_ns()));
+            let changes = abandoned.await?;
             self.tell(Changed {
                 session: 0,
                 changes,

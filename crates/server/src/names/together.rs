@@ -607,7 +607,7 @@ impl Tx<'_> {
         if let Some(attributes) = &op.attributes {
             self.change_attributes(&mut vnode, attributes)?;
         }
-        self.leave_together(&mut vnode, &member, &op.copies)
+        self.leave_together(&mut vnode, &member, &op.replicas)
     }
 
     /// Abandons a part that will not be sealed. The bytes that it published become holes. A part that published nothing is removed
@@ -625,7 +625,7 @@ impl Tx<'_> {
         &mut self,
         vnode: &mut Vnode,
         member: &Member,
-        copies: &str,
+        replicas: &str,
     ) -> Result<Answer, Fault> {
         self.end_writing(member.part)?;
         self.shared.release(self.session, vnode.ino, member.part);
@@ -649,7 +649,7 @@ impl Tx<'_> {
             vnode,
             (member.version, NO_NODE),
             (size, mtime),
-            (member.uid, copies),
+            (member.uid, replicas),
         )
     }
 
@@ -668,7 +668,7 @@ impl Tx<'_> {
             .prepare_cached("UPDATE part SET size = 0 WHERE object = ?1 AND size = ?2")?
             .execute(params![version.cast_signed(), parts::UNSEALED])?;
         if !gone.is_empty() {
-            let node = |part: &Part| part.copies.first().map_or(0, |copy| copy.node.0);
+            let node = |part: &Part| part.replicas.first().map_or(0, |replica| replica.node.0);
             for part in &gone {
                 self.db
                     .prepare_cached("DELETE FROM part WHERE part = ?1")?

@@ -2,20 +2,20 @@
 //! `server/src/removal.rs`).
 
 use super::burst;
-use super::copies;
 use super::fault::Fault;
 use super::parts::{self, Half};
+use super::replicas;
 use super::spill::Here;
 use super::transaction::{Change, Tx};
 use super::vnode::{NO_NODE, Vnode};
 use super::writers::SILENCE_NS_MAX;
 use crate::bound;
-use crate::moves;
-use crate::rules::ends::GIVEN_UP;
+use crate::migrations;
+use crate::rules::ends::ABANDONED;
 use rusqlite::{OptionalExtension, params};
-use tidemill_core::copies::Wanted;
 use tidemill_core::id::{Inode, NodeId};
 use tidemill_core::layout::{PartOf, RESERVE_BYTES, Room, place};
+use tidemill_core::replicas::Wanted;
 use tidemill_wire::capability::{Attributes, rights};
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
@@ -206,14 +206,14 @@ impl Tx<'_> {
         };
         let Ok(first) = u32::try_from(node) else {
             let layout =
-                self.opened_parts(&vnode, object, (&op.avoid, op.damaged), rights::READ)?;
+                self.opened_parts(&vnode, object, (&op.avoid, op.corrupt), rights::READ)?;
             self.shared
                 .hold(self.session, (vnode.ino, object), parts::NOWHERE);
             return Ok(Answer::Opened(v1::Opened { layout, ..opened }));
         };
-        let damaged = op.damaged.then(|| self.damaged_on(object)).transpose()?;
-        let node = match damaged.flatten() {
-            Some(damaged) => damaged,
+        let corrupt = op.corrupt.then(|| self.corrupt_on(object)).transpose()?;
+        let node = match corrupt.flatten() {
+            Some(corrupt) => corrupt,
             None => self.readable(object, first, &op.avoid)?,
         };
         self.shared.hold(self.session, (vnode.ino, object), node);
@@ -528,7 +528,7 @@ impl Tx<'_> {
         if self.was_member(op.object)? {
             // A repeated request: its answer was lost.
             let (vnode, _) = self.written(op.ino, op.object)?;
-            return self.sealed_with(&vnode, self.copies_wanted(&vnode, &op.copies)?);
+            return self.sealed_with(&vnode, self.replicas_wanted(&vnode, &op.replicas)?);
         }
         if let Some(answer) = self.seal_for_lost(op)? {
             return Ok(answer);
@@ -536,7 +536,7 @@ impl Tx<'_> {
         let (mut vnode, writer) = self.written(op.ino, op.object)?;
         if vnode.object == op.object {
             // A repeated request: its answer was lost, or the caller was asked to repeat it.
-            return self.sealed_with(&vnode, self.copies_wanted(&vnode, &op.copies)?);
+            return self.sealed_with(&vnode, self.replicas_wanted(&vnode, &op.replicas)?);
         }
         let node = self.writing_node(op.object)?;
         let (Some(node), true) = (node, vnode.writing == op.object) else {
@@ -567,7 +567,7 @@ impl Tx<'_> {
             &mut vnode,
             (op.object, node),
             (size, mtime),
-            (uid, &op.copies),
+            (uid, &op.replicas),
         )
     }
 
@@ -577,7 +577,7 @@ impl Tx<'_> {
         vnode: &mut Vnode,
         (object, node): (u64, i64),
         (size, mtime): (u64, i64),
-        (uid, copies): (u32, &str),
+        (uid, replicas): (u32, &str),
     ) -> Result<Answer, Fault> {
         let old = (vnode.object, vnode.node);
         let grown = size.saturating_sub(vnode.size);
@@ -589,8 +589,8 @@ impl Tx<'_> {
         // The file changed when its last byte was written, not when the server learned of the seal.
         vnode.ctime = vnode.ctime.max(vnode.mtime.min(self.now));
         vnode.version += 1;
-        let wanted = self.copies_wanted(vnode, copies)?;
-        self.record_copies(vnode, uid, 0, wanted)?;
+        let wanted = self.replicas_wanted(vnode, replicas)?;
+        self.record_replicas(vnode, uid, 0, wanted)?;
         self.drop_object(old.0, old.1)?;
         vnode.update(self.db)?;
         self.grown(vnode, grown)?;
@@ -627,12 +627,12 @@ impl Tx<'_> {
 
     /// Records a version for lineage. The row remains when the bytes are deleted.
     pub(crate) fn record_version(&self, vnode: &Vnode, uid: u32, task: u64) -> Result<(), Fault> {
-        let wanted = self.copies_wanted(vnode, "")?;
-        self.record_copies(vnode, uid, task, wanted)
+        let wanted = self.replicas_wanted(vnode, "")?;
+        self.record_replicas(vnode, uid, task, wanted)
     }
 
-    /// Does the same as [`Self::record_version`], with the wanted number of copies.
-    fn record_copies(
+    /// Does the same as [`Self::record_version`], with the wanted number of replicas.
+    fn record_replicas(
         &self,
         vnode: &Vnode,
         uid: u32,
@@ -650,9 +650,9 @@ impl Tx<'_> {
             self.now,
             task.cast_signed(),
             path.as_slice(),
-            wanted.copies,
+            wanted.replicas,
         ];
-        let sql = "INSERT INTO version(object, ino, version, size, node, uid, sealed_at, task, path, copies) \
+        let sql = "INSERT INTO version(object, ino, version, size, node, uid, sealed_at, task, path, replicas) \
                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
         self.db.prepare_cached(sql)?.execute(row)?;
         if self.shared.rules.any() && vnode.version != 0 {
@@ -660,8 +660,8 @@ impl Tx<'_> {
         }
         self.arrived(vnode, &path)?;
         self.want_header(vnode, &path)?;
-        if wanted.copies > 1 {
-            self.want_copies(vnode, wanted.now)?;
+        if wanted.replicas > 1 {
+            self.want_replicas(vnode, wanted.now)?;
         }
         self.goes_outside(vnode, &path)?;
         if !self.shared.leaving.moving() {
@@ -676,7 +676,7 @@ impl Tx<'_> {
                 self.staged(object, node, held_ns)?;
             }
             if self.shared.leaving.is_emptied(node) {
-                copies::leaves(self.db, object, node, self.now)?;
+                replicas::leaves(self.db, object, node, self.now)?;
             }
         }
         Ok(())
@@ -698,7 +698,7 @@ impl Tx<'_> {
         match wanted {
             Some(wanted) if !bound::is_read_only(self.db, wanted.into(), path)? => {
                 self.shared.leaving.set_moving();
-                moves::files::put(self, vnode.object, (node, wanted))
+                migrations::files::put(self, vnode.object, (node, wanted))
             }
             _ => Ok(()),
         }
@@ -733,7 +733,7 @@ impl Tx<'_> {
     }
 
     pub(super) fn drop_unsealed(&self, vnode: &Vnode) -> Result<(), Fault> {
-        self.end_begun(vnode.writing, GIVEN_UP)?;
+        self.end_begun(vnode.writing, ABANDONED)?;
         let node = match self.writing_node(vnode.writing)? {
             Some(node) => node,
             None if self.shared.parts() && parts::parts(self.db, vnode.writing)?.is_some() => {
@@ -796,16 +796,16 @@ impl Tx<'_> {
                 "INSERT OR IGNORE INTO removal(object, node, queued) VALUES (?1, ?2, ?3)",
             )?
             .execute(row)?;
-        let sql = "UPDATE version SET removed = 1 WHERE object = ?1 RETURNING copies";
+        let sql = "UPDATE version SET removed = 1 WHERE object = ?1 RETURNING replicas";
         let mut statement = self.db.prepare_cached(sql)?;
-        let copies: Option<u32> = statement
+        let replicas: Option<u32> = statement
             .query_row([object.cast_signed()], |row| row.get(0))
             .optional()?;
-        if copies.is_some_and(|copies| copies > 1 || self.shared.leaving.moving()) {
-            self.drop_copies(object)?;
+        if replicas.is_some_and(|replicas| replicas > 1 || self.shared.leaving.moving()) {
+            self.drop_replicas(object)?;
         }
-        if self.shared.damage() {
-            self.forget_damage(object)?;
+        if self.shared.corruption() {
+            self.forget_corruption(object)?;
         }
         self.keep_annotations(object)
     }

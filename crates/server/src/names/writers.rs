@@ -69,7 +69,7 @@ pub(crate) fn unfinished(
 
 /// Aborts versions of clients without a session that have been silent for too long. Their copies into the cluster are incomplete, so
 /// the files stay unchanged.
-pub(crate) fn give_up_silent(
+pub(crate) fn abandon_silent(
     db: &Connection,
     shared: &Shared,
     now: i64,
@@ -160,14 +160,14 @@ mod tests {
         create(&names, 0, slow);
         create(&names, 5, mounts);
         let now = crate::clock::now_ns();
-        let give_up = || {
+        let abandon = || {
             let shared = names.shared().clone();
             let done = names
                 .database()
-                .write_blocking(move |db| give_up_silent(db, &shared, now).map(|c| c.len()));
+                .write_blocking(move |db| abandon_silent(db, &shared, now).map(|c| c.len()));
             done.unwrap()
         };
-        assert_eq!(give_up(), 0);
+        assert_eq!(abandon(), 0);
         let long_ago = move |db: &Connection| {
             let started = now - SILENCE_NS_MAX - 1;
             Ok(db.execute("UPDATE writing SET started = ?1", [started])?)
@@ -181,7 +181,7 @@ mod tests {
         };
         let answer = apply(&names, 0, Op::NewVersion(again));
         assert!(matches!(answer, Some(Answer::Opened(_))), "{answer:?}");
-        assert!(give_up() > 0);
+        assert!(abandon() > 0);
         assert_eq!(writing(&names), [slow, mounts]);
         let attr = v1::GetAttr {
             ino: silent,
@@ -191,6 +191,6 @@ mod tests {
             Some(Answer::Attr(attr)) => assert!(!attr.writing && attr.size == 0, "{attr:?}"),
             other => panic!("{other:?}"),
         }
-        assert_eq!(give_up(), 0);
+        assert_eq!(abandon(), 0);
     }
 }

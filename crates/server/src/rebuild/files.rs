@@ -5,7 +5,7 @@ use super::parts::Gathered;
 use super::tree::Tree;
 use super::{Apart, Rebuilt};
 use crate::names::Fault;
-use crate::names::copies::CURRENT;
+use crate::names::replicas::CURRENT;
 use crate::names::vnode::{NO_NODE, Vnode};
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,11 +41,11 @@ pub(super) struct Files<'a> {
     /// Versions of files whose later version is lost.
     older: Vec<&'a KeptObject>,
     versions: Vec<Version<'a>>,
-    /// Nodes with a copy of an object that is not the first.
-    copies: BTreeMap<u64, Vec<u32>>,
+    /// Nodes with a replica of an object that is not the first.
+    replicas: BTreeMap<u64, Vec<u32>>,
     /// Versions in several objects.
     parts: &'a BTreeMap<u64, Gathered>,
-    /// Wanted number of copies of each object, according to notes.
+    /// Wanted number of replicas of each object, according to notes.
     wanted: BTreeMap<u64, usize>,
     rebuilt: Rebuilt,
 }
@@ -80,13 +80,13 @@ impl<'a> Files<'a> {
             parts.values().partition(|gathered| gathered.whole);
         let gathered = gathered.into_iter().map(|gathered| &gathered.version);
         let mut kept: Vec<&KeptObject> = whole.chain(gathered).collect();
-        // The oldest copy of an object is the first.
+        // The oldest replica of an object is the first.
         kept.sort_by_key(|object| (object.id, object.sealed_at));
-        let mut copies: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+        let mut replicas: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
         let mut last = None;
         for object in kept {
             if last == Some(object.id) {
-                copies.entry(object.id).or_default().push(object.node);
+                replicas.entry(object.id).or_default().push(object.node);
             } else {
                 objects.entry(object.inode).or_default().push(object);
             }
@@ -95,9 +95,9 @@ impl<'a> Files<'a> {
         for of_one in objects.values_mut() {
             of_one.sort_by_key(|object| (object.sealed_at, object.id));
         }
-        // Without a number of wanted copies, the existing number is used.
-        let wanted = notes.values().filter(|note| note.copies > 0);
-        let wanted = wanted.map(|note| (note.object, note.copies as usize));
+        // Without a number of wanted replicas, the existing number is used.
+        let wanted = notes.values().filter(|note| note.replicas > 0);
+        let wanted = wanted.map(|note| (note.object, note.replicas as usize));
         let wanted = wanted.collect();
         let incomplete = incomplete.into_iter().map(|gathered| &gathered.version);
         let missing = all.iter().flat_map(|kept| &kept.missing).chain(incomplete);
@@ -112,7 +112,7 @@ impl<'a> Files<'a> {
             missing: missing.collect(),
             older: Vec::new(),
             versions: Vec::new(),
-            copies,
+            replicas,
             parts,
             wanted,
             rebuilt: Rebuilt::default(),
@@ -357,16 +357,16 @@ impl<'a> Files<'a> {
                 Some(path) if !version.superseded => path.as_slice(),
                 _ => version.object.path.as_slice(),
             };
-            let copies = self.copies.get(&version.object.id);
+            let replicas = self.replicas.get(&version.object.id);
             let wanted = self.wanted.get(&version.object.id).copied();
             if let Some(gathered) = self.parts.get(&version.object.id) {
-                let wanted = wanted.unwrap_or(gathered.copies());
+                let wanted = wanted.unwrap_or(gathered.replicas());
                 put_version(db, version, path, (NO_NODE, wanted))?;
                 gathered.write(db, version.superseded, wanted)?;
             } else {
-                let copies = copies.map(Vec::as_slice).unwrap_or_default();
-                let wanted = wanted.unwrap_or(copies.len() + 1);
-                write_version(db, version, path, (copies, wanted))?;
+                let replicas = replicas.map(Vec::as_slice).unwrap_or_default();
+                let wanted = wanted.unwrap_or(replicas.len() + 1);
+                write_version(db, version, path, (replicas, wanted))?;
             }
             if !version.superseded {
                 rebuilt.bytes += version.object.size;
@@ -395,10 +395,10 @@ fn put_version(
     db: &Connection,
     version: &Version<'_>,
     path: &[u8],
-    (node, copies): (i64, usize),
+    (node, replicas): (i64, usize),
 ) -> Result<(), Fault> {
     let object = version.object;
-    let sql = "INSERT INTO version(object, ino, version, size, node, uid, sealed_at, task, path, removed, copies) \
+    let sql = "INSERT INTO version(object, ino, version, size, node, uid, sealed_at, task, path, removed, replicas) \
                VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
     db.prepare_cached(sql)?.execute(params![
         object.id.cast_signed(),
@@ -411,7 +411,7 @@ fn put_version(
         object.task.cast_signed(),
         path,
         version.superseded,
-        i64::try_from(copies).unwrap_or(1),
+        i64::try_from(replicas).unwrap_or(1),
     ])?;
     Ok(())
 }
@@ -421,11 +421,11 @@ fn write_version(
     db: &Connection,
     version: &Version<'_>,
     path: &[u8],
-    (copies, wanted): (&[u32], usize),
+    (replicas, wanted): (&[u32], usize),
 ) -> Result<(), Fault> {
     let object = version.object;
     put_version(db, version, path, (object.node.into(), wanted))?;
-    let nodes = std::iter::once(object.node).chain(copies.iter().copied());
+    let nodes = std::iter::once(object.node).chain(replicas.iter().copied());
     if version.superseded {
         let sql = "INSERT INTO removal(object, node, queued) VALUES (?1, ?2, ?3)";
         let mut insert = db.prepare_cached(sql)?;
@@ -435,13 +435,13 @@ fn write_version(
         }
         return Ok(());
     }
-    let mut insert = db.prepare_cached("INSERT INTO copy VALUES (?1, ?2, ?3)")?;
+    let mut insert = db.prepare_cached("INSERT INTO replica VALUES (?1, ?2, ?3)")?;
     for node in nodes.skip(1) {
         insert.execute(params![object.id.cast_signed(), node, CURRENT])?;
     }
-    // There may be more copies than wanted because some are moving from one node to another.
-    if copies.len() + 1 != wanted {
-        let has = i64::try_from(copies.len() + 1).unwrap_or(1);
+    // There may be more replicas than wanted because some are moving from one node to another.
+    if replicas.len() + 1 != wanted {
+        let has = i64::try_from(replicas.len() + 1).unwrap_or(1);
         db.prepare_cached("INSERT INTO short VALUES (?1, ?2, 0)")?
             .execute(params![object.id.cast_signed(), has])?;
     }

@@ -160,11 +160,11 @@ pub(super) fn read(path: &Path) -> Result<Kept, RebuildError> {
         let (handed, outside) = (handed(path), outside(&db).map_err(at)?);
         let there = |object: &KeptObject| {
             let id = tidemill_core::id::ObjectId(object.id);
-            // A damaged object has a file under this name.
-            let damaged = path.join("damaged").join(format!("{:016x}", object.id));
+            // A corrupt object has a file under this name.
+            let corrupt = path.join("corrupt").join(format!("{:016x}", object.id));
             let handed = handed.contains(&object.id);
             let here = path.join(id.relative_path()).is_file();
-            here || handed || outside.contains(&object.id) || damaged.exists()
+            here || handed || outside.contains(&object.id) || corrupt.exists()
         };
         kept.missing = kept.objects.extract_if(.., |one| !there(one)).collect();
     }
@@ -216,7 +216,7 @@ fn unknown(db: &Connection, node: &Path) -> Result<u64, Problem> {
 
 /// Returns the objects that the node stores outside of the cluster (`node/src/outside`).
 fn outside(db: &Connection) -> Result<BTreeSet<u64>, Problem> {
-    let mut statement = db.prepare("SELECT object FROM outside WHERE gone = 0")?;
+    let mut statement = db.prepare("SELECT object FROM outside WHERE deleted = 0")?;
     let rows = statement.query_map([], |row| Ok(row.get::<_, i64>(0)?.cast_unsigned()))?;
     Ok(rows.collect::<Result<_, _>>()?)
 }

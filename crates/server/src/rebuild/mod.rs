@@ -74,7 +74,7 @@ pub struct Apart {
 #[derive(Debug, thiserror::Error)]
 pub enum RebuildError {
     /// A database exists already.
-    #[error("{0} exists; move it elsewhere first if it is damaged or belongs to another cluster")]
+    #[error("{0} exists; move it elsewhere first if it is corrupt or belongs to another cluster")]
     Exists(PathBuf),
     /// A server runs in the directory, or the directory can't be used.
     #[error(transparent)]
@@ -130,7 +130,7 @@ pub enum Problem {
     #[error("its tables have version {0}, which this release can't read")]
     Version(i64),
     /// The server's note about a name can't be decoded.
-    #[error("a note about a name is damaged: {0}")]
+    #[error("a note about a name is corrupt: {0}")]
     Note(#[from] prost::DecodeError),
     /// SQLite returned an error.
     #[error("node.db can't be read: {0}")]

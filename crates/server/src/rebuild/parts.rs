@@ -2,7 +2,7 @@
 
 use super::kept::{Kept, KeptObject};
 use crate::names::Fault;
-use crate::names::copies::CURRENT;
+use crate::names::replicas::CURRENT;
 use crate::names::vnode::NO_NODE;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ pub(super) struct Gathered {
     unit: u64,
     /// Map from bytes of the parts to bytes of the file, if the version consists of pieces.
     pieces: Option<Vec<u8>>,
-    /// Remaining parts by position: the first copy, and the nodes of the other copies.
+    /// Remaining parts by position: the first replica, and the nodes of the other replicas.
     parts: BTreeMap<u64, (KeptObject, Vec<u32>)>,
     /// Whether all parts exist.
     pub(super) whole: bool,
@@ -49,7 +49,7 @@ pub(super) fn gather(all: &[Kept]) -> BTreeMap<u64, Gathered> {
         (part.unit > 0 || !noted.contains_key(&part.version.0)).then_some((object, part))
     });
     let mut parts: Vec<_> = parts.collect();
-    // The oldest copy is the first.
+    // The oldest replica is the first.
     parts.sort_by_key(|(object, part)| (part.version, part.index, object.id, object.sealed_at));
     let mut found: BTreeMap<u64, Gathered> = BTreeMap::new();
     for (object, part) in parts {
@@ -66,9 +66,9 @@ pub(super) fn gather(all: &[Kept]) -> BTreeMap<u64, Gathered> {
         });
         gathered.version.sealed_at = gathered.version.sealed_at.max(object.sealed_at);
         let entry = gathered.parts.entry(part.index);
-        let (first, copies) = entry.or_insert_with(|| (object.clone(), Vec::new()));
+        let (first, replicas) = entry.or_insert_with(|| (object.clone(), Vec::new()));
         if first.id == object.id && first.node != object.node {
-            copies.push(object.node);
+            replicas.push(object.node);
         }
         gathered.whole = part.unit > 0 && gathered.parts.len() as u64 == part.width;
     }
@@ -125,7 +125,7 @@ impl Gathered {
             self.version.size.cast_signed(),
             self.pieces,
         ])?;
-        for (seq, (part, copies)) in &self.parts {
+        for (seq, (part, replicas)) in &self.parts {
             let object = part.id.cast_signed();
             db.prepare_cached("INSERT INTO part VALUES (?1, ?2, ?3, ?4, ?5)")?
                 .execute(params![
@@ -135,11 +135,11 @@ impl Gathered {
                     part.node,
                     part.size.cast_signed()
                 ])?;
-            let mut insert = db.prepare_cached("INSERT INTO copy VALUES (?1, ?2, ?3)")?;
-            for node in copies {
+            let mut insert = db.prepare_cached("INSERT INTO replica VALUES (?1, ?2, ?3)")?;
+            for node in replicas {
                 insert.execute(params![object, node, CURRENT])?;
             }
-            let has = copies.len() + 1;
+            let has = replicas.len() + 1;
             if has != wanted && !superseded {
                 let has = i64::try_from(has).unwrap_or(1);
                 db.prepare_cached("INSERT INTO short VALUES (?1, ?2, 0)")?
@@ -161,8 +161,8 @@ impl Gathered {
     }
 
     /// Returns the largest number of nodes that hold a part.
-    pub(super) fn copies(&self) -> usize {
-        let copies = self.parts.values().map(|(_, copies)| copies.len() + 1);
-        copies.max().unwrap_or(1)
+    pub(super) fn replicas(&self) -> usize {
+        let replicas = self.parts.values().map(|(_, replicas)| replicas.len() + 1);
+        replicas.max().unwrap_or(1)
     }
 }

@@ -1,7 +1,7 @@
 //! Turns queued firings into jobs, for as long as the server runs. This module writes the tables of rules and sleeps until a firing is
 //! queued or a job has ended. Next: `server/src/jobs`, whose driver runs the jobs.
 
-use super::ends::{GIVEN_UP, end, in_vain, set_free, settle};
+use super::ends::{ABANDONED, end, in_vain, set_free, settle};
 use super::held::Held;
 use super::pick::{Firing, Next, Picked, Task, Turns};
 use super::store::{self, one};
@@ -160,7 +160,7 @@ impl Firer {
             let now = clock::now_ns();
             if shared.rules.unsure() {
                 shared.rules.load(db)?;
-                if store::forget_gone(db)? {
+                if store::forget_deleted(db)? {
                     shared.rules.load_within(db)?;
                 }
             }
@@ -207,7 +207,7 @@ impl Firer {
 
     /// Deletes the rows that removed rules have left.
     pub(super) async fn forget(&self) -> Result<(), Fault> {
-        for rule in self.names.database().read(store::gone)? {
+        for rule in self.names.database().read(store::deleted)? {
             let forget = move |db: &Connection| store::forget(db, rule);
             while self.names.database().write(forget).await? {}
         }
@@ -278,25 +278,25 @@ impl Firer {
 
     /// Takes out firings whose files no longer exist, and records that.
     async fn there(&self, tasks: &[Task]) -> Result<Vec<Task>, Fault> {
-        let gone = self.names.database().read(|db| {
-            let mut gone = BTreeMap::new();
+        let deleted = self.names.database().read(|db| {
+            let mut deleted = BTreeMap::new();
             for firing in tasks.iter().flatten() {
-                if let Some(why) = why_gone(db, firing)? {
-                    gone.insert(firing.firing, why);
+                if let Some(why) = why_deleted(db, firing)? {
+                    deleted.insert(firing.firing, why);
                 }
             }
-            Ok(gone)
+            Ok(deleted)
         })?;
-        if gone.is_empty() {
+        if deleted.is_empty() {
             return Ok(tasks.to_vec());
         }
-        let tasks = without(tasks, |one| gone.contains_key(&one.firing));
+        let tasks = without(tasks, |one| deleted.contains_key(&one.firing));
         let now = clock::now_ns();
         let shared = self.names.shared().clone();
         let write = move |db: &Connection| {
-            for (firing, why) in gone {
+            for (firing, why) in deleted {
                 let before = (firing, State::Queued);
-                end(db, &shared.rules, before, State::Gone, (why, now))?;
+                end(db, &shared.rules, before, State::Deleted, (why, now))?;
             }
             Ok(())
         };
@@ -364,9 +364,9 @@ impl Firer {
 }
 
 /// Returns tasks without some of their files.
-pub(super) fn without(tasks: &[Task], gone: impl Fn(&Firing) -> bool) -> Vec<Task> {
+pub(super) fn without(tasks: &[Task], deleted: impl Fn(&Firing) -> bool) -> Vec<Task> {
     let here = |task: &Task| {
-        let here = task.iter().filter(|one| !gone(one));
+        let here = task.iter().filter(|one| !deleted(one));
         here.cloned().collect::<Task>()
     };
     let tasks = tasks.iter().map(here);
@@ -394,7 +394,7 @@ enum Tried {
 }
 
 /// Returns the reason why a version can't be fired any more, or `None`.
-fn why_gone(db: &Connection, firing: &Firing) -> Result<Option<&'static str>, Fault> {
+fn why_deleted(db: &Connection, firing: &Firing) -> Result<Option<&'static str>, Fault> {
     let sql = "SELECT nlink FROM inode WHERE ino = ?1";
     let nlink = one(db, sql, [firing.ino.cast_signed()], |row| {
         row.get::<_, i64>(0)
@@ -412,9 +412,9 @@ fn why_gone(db: &Connection, firing: &Firing) -> Result<Option<&'static str>, Fa
     Ok(match kept {
         Some(()) => None,
         None if was_sealed(db, firing)? => {
-            Some("the file has a later version, and this one is gone")
+            Some("the file has a later version, and this one is deleted")
         }
-        None => Some(GIVEN_UP),
+        None => Some(ABANDONED),
     })
 }
 

@@ -16,8 +16,8 @@ const JOBS_MAX: u32 = 16;
 const ERROR_CHARS_MAX: usize = 2000;
 
 /// Reason why a version without a seal has no result.
-pub(crate) const GIVEN_UP: &str =
-    "the file was removed, or given up by its writer, before it was sealed";
+pub(crate) const ABANDONED: &str =
+    "the file was removed, or abandoned by its writer, before it was sealed";
 
 /// Reason why a version differs from the sealed one.
 pub(crate) const SHARED: &str = "several mounts write the file: it fires when it is sealed";

@@ -56,7 +56,7 @@ pub(crate) enum State {
     /// Its task failed, or its job was refused.
     Failed = 4,
     /// The file was deleted before it was fired.
-    Gone = 5,
+    Deleted = 5,
     /// The chain of firings that led to the version was too long.
     Loop = 6,
     /// The content of the version is not of the kind for which the rule is.
@@ -84,7 +84,7 @@ impl State {
         (Self::Running, "running"),
         (Self::Done, "done"),
         (Self::Failed, "failed"),
-        (Self::Gone, "gone"),
+        (Self::Deleted, "deleted"),
         (Self::Loop, "loop"),
         (Self::Other, "other"),
     ];

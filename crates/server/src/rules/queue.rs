@@ -68,7 +68,7 @@ impl Tx<'_> {
             let states = State::ALL.map(|(state, _)| state);
             let state = states.into_iter().find(|one| one.number() == state);
             let before = (firing, state.unwrap_or(State::Queued));
-            end(self.db, rules, before, State::Gone, (why, self.now))?;
+            end(self.db, rules, before, State::Deleted, (why, self.now))?;
         }
         self.shared.rules.wake();
         Ok(())

@@ -78,8 +78,8 @@ impl Tx<'_> {
         };
         // Deleted and abandoned files do not count as files of the round. A file at the end of a chain counts, and makes the round fail.
         let sql = "SELECT count(*) FROM firing WHERE rule = ?1 AND round = ?2 AND round != 0 AND (state < ?3 OR state = ?4)";
-        let (gone, looped) = (State::Gone.number(), State::Loop.number());
-        let key = params![rule, round, gone, looped];
+        let (deleted, looped) = (State::Deleted.number(), State::Loop.number());
+        let key = params![rule, round, deleted, looped];
         let files = one(self.db, sql, key, |row| row.get::<_, u32>(0))?;
         if files.unwrap_or(0) >= most {
             let marked = markers::marked(self.db, kept.id)?.is_some();

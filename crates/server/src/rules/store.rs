@@ -151,25 +151,25 @@ pub(super) fn forget(db: &Connection, rule: u64) -> Result<bool, Fault> {
          (SELECT 1 FROM firing AS other WHERE other.rule IN (SELECT rule FROM rule) AND other.object = firing.object)"
     );
     let (rule, most) = (rule.cast_signed(), FORGET_MAX);
-    let [done, gone, other] = [State::Done, State::Gone, State::Other].map(State::number);
-    let row = params![rule, most, done, gone, other];
+    let [done, deleted, other] = [State::Done, State::Deleted, State::Other].map(State::number);
+    let row = params![rule, most, done, deleted, other];
     db.prepare_cached(&sql)?.execute(row)?;
     let sql = format!("DELETE FROM firing WHERE {some}");
-    let gone = db.prepare_cached(&sql)?.execute(params![rule, most])?;
-    Ok(gone > 0)
+    let deleted = db.prepare_cached(&sql)?.execute(params![rule, most])?;
+    Ok(deleted > 0)
 }
 
 /// Deletes some firings of removed rules. Returns whether there may be more.
-pub(super) fn forget_gone(db: &Connection) -> Result<bool, Fault> {
+pub(super) fn forget_deleted(db: &Connection) -> Result<bool, Fault> {
     let mut more = false;
-    for rule in gone(db)? {
+    for rule in deleted(db)? {
         more |= forget(db, rule)?;
     }
     Ok(more)
 }
 
 /// Returns the removed rules that have left firings.
-pub(super) fn gone(db: &Connection) -> Result<Vec<u64>, Fault> {
+pub(super) fn deleted(db: &Connection) -> Result<Vec<u64>, Fault> {
     let sql = "SELECT DISTINCT rule FROM firing WHERE rule NOT IN (SELECT rule FROM rule)";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| row.get::<_, i64>(0))?;

@@ -8,7 +8,7 @@
     reason = "shared by tests, each of which uses a part"
 )]
 
-pub mod copies;
+pub mod replicas;
 
 use std::collections::VecDeque;
 use std::path::Path;

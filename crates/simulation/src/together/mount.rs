@@ -517,7 +517,7 @@ impl Mount {
                 let held = here.as_ref().filter(|(object, _)| *object == part.object.0);
                 let held = match held {
                     Some((_, content)) => Some(Rc::clone(content)),
-                    None => self.fetch(part.copies[0].node.0, part.object.0).await,
+                    None => self.fetch(part.replicas[0].node.0, part.object.0).await,
                 };
                 match held {
                     Some(content) => fill(&mut bytes, &piece, &content),

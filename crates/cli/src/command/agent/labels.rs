@@ -79,7 +79,7 @@ fn refused(error: &Error) -> Status {
         Error::Mount(_) | Error::Agent { .. } => Status::failed_precondition(text),
         Error::Failed { .. } if is_missing(error) => Status::not_found(text),
         Error::Failed { .. } => Status::unavailable(text),
-        Error::Log { .. } | Error::Damaged { .. } => Status::internal(text),
+        Error::Log { .. } | Error::Corrupt { .. } => Status::internal(text),
         _ => Status::invalid_argument(text),
     }
 }

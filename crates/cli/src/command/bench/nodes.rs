@@ -13,8 +13,8 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tidemill_client::Server;
 use tidemill_client::transfer::{Transfer, Wanted};
-use tidemill_core::copies;
 use tidemill_core::id::NodeId;
+use tidemill_core::replicas;
 use tidemill_wire::v1::{self, name_op::Op};
 
 /// Size of the file that the rate of the link is measured with.
@@ -102,7 +102,7 @@ impl Bench<'_> {
             let path = self.path(id, data, bytes);
             let wanted = Wanted {
                 node: Some(NodeId(id)),
-                copies: Some(copies::Wanted::ONE),
+                replicas: Some(replicas::Wanted::ONE),
                 ..Wanted::default()
             };
             self.transfer.put(&local, &path, wanted, |_| ()).await?;

@@ -112,7 +112,7 @@ async fn delete_there(
     tally: &mut Tally,
 ) -> anyhow::Result<()> {
     let bridge = &carrier.opened.bridge;
-    let mut gone = Vec::new();
+    let mut deleted = Vec::new();
     let mut listed = bridge.list(to);
     while let Some(one) = listed.next().await? {
         if let Listed::Object(object) = one {
@@ -124,11 +124,11 @@ async fn delete_there(
                     .and_then(|rest| rest.strip_prefix('/')),
             };
             if name.is_some_and(|name| !names.contains(name)) {
-                gone.push(object.path);
+                deleted.push(object.path);
             }
         }
     }
-    for path in gone {
+    for path in deleted {
         let removed = bridge.remove(&path).await;
         removed.with_context(|| format!("can't delete {path}"))?;
         tally.delete();
@@ -158,8 +158,8 @@ async fn delete_here(
                         name: entry.name,
                         ..v1::Unlink::default()
                     };
-                    let gone = carrier.server.one(&credentials(), Op::Unlink(unlink)).await;
-                    gone.with_context(|| format!("can't delete {path}"))?;
+                    let deleted = carrier.server.one(&credentials(), Op::Unlink(unlink)).await;
+                    deleted.with_context(|| format!("can't delete {path}"))?;
                     tally.delete();
                 }
                 _ => {}

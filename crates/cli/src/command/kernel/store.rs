@@ -252,7 +252,7 @@ impl Store {
             if let Some(newest) = newest {
                 let same = self.is_same(&path(newest), local).await?;
                 if same {
-                    self.take_back(&new, sent).await?;
+                    self.remove_upload(&new, sent).await?;
                     self.set_mode(&path(newest)).await?;
                     return Ok((path(newest), false));
                 }
@@ -281,7 +281,7 @@ impl Store {
                 }
             }
         }
-        self.take_back(&new, sent).await?;
+        self.remove_upload(&new, sent).await?;
         anyhow::bail!(
             "somebody else adds versions of {} all the time; try again",
             name.stem
@@ -309,7 +309,7 @@ impl Store {
         Ok(())
     }
 
-    async fn take_back(&self, name: &str, sent: bool) -> anyhow::Result<()> {
+    async fn remove_upload(&self, name: &str, sent: bool) -> anyhow::Result<()> {
         if sent {
             unlink(&self.server, self.directory, name).await?;
         }

@@ -13,7 +13,7 @@ const EXAMPLES: &str = "Examples:
   tidemill node drain 3 --cancel         stop; remaining files stay
   tidemill --json node drain 3 | jq .files_left
 
-The node takes no new files, outputs of tasks or copies. Open files are finished there and move then. Its tasks
+The node takes no new files, outputs of tasks or replicas. Open files are finished there and move then. Its tasks
 continue. Bytes with readers are removed after the last reader has closed them. The drain continues after a restart of the
 server.";
 
@@ -60,7 +60,7 @@ pub(crate) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
 }
 
 async fn look(server: &Server, node: u32) -> anyhow::Result<v1::Drain> {
-    let listed = server.places().list(v1::MovesRequest {}).await;
+    let listed = server.places().list(v1::MigrationsRequest {}).await;
     let drains = listed
         .map_err(|status| server.explain(status))?
         .into_inner()

@@ -337,7 +337,7 @@ impl Looker {
             for one in reply.missing {
                 let path = look.bound.at(&one.path);
                 match self.bridge.stat(&path).await {
-                    Err(error) if is_gone(&error) => numbers.push(one.number),
+                    Err(error) if is_deleted(&error) => numbers.push(one.number),
                     Ok(_) => {}
                     Err(error) => return Err(error.into()),
                 }
@@ -360,7 +360,7 @@ impl Looker {
 }
 
 /// Whether there is no file of that name for sure.
-fn is_gone(error: &tidemill_bridge::Error) -> bool {
+fn is_deleted(error: &tidemill_bridge::Error) -> bool {
     error.is_missing() || matches!(error, tidemill_bridge::Error::NoFile { .. })
 }
 

@@ -225,10 +225,10 @@ impl Far for Outside {
         size > WHOLE_BYTES_MAX && self.0.leaves()
     }
 
-    fn give_up<'a>(&'a self, path: &'a str, since: SystemTime) -> Asked<'a, ()> {
+    fn abandon<'a>(&'a self, path: &'a str, since: SystemTime) -> Asked<'a, ()> {
         Box::pin(async move {
-            let given_up = self.0.give_up(path, since).await;
-            given_up.map_err(|error| failure(&error))
+            let abandoned = self.0.abandon(path, since).await;
+            abandoned.map_err(|error| failure(&error))
         })
     }
 

@@ -31,7 +31,7 @@ pub(super) async fn follow(
         wait_ns: u64::try_from(WAIT.as_nanos()).unwrap_or(u64::MAX),
         limit: 0,
     };
-    let (mut left, mut away) = (count.unwrap_or(u64::MAX), false);
+    let (mut left, mut offline) = (count.unwrap_or(u64::MAX), false);
     while left > 0 {
         request.limit = u32::try_from(left).unwrap_or(0);
         let reply = match server.arrivals().next(request.clone()).await {
@@ -41,14 +41,14 @@ pub(super) async fn follow(
                 if !error.is_lost() {
                     return Err(error.into());
                 }
-                if !std::mem::replace(&mut away, true) {
+                if !std::mem::replace(&mut offline, true) {
                     context.note(format_args!("{error}; trying again, no file is missed"));
                 }
                 tokio::time::sleep(RETRY_PAUSE).await;
                 continue;
             }
         };
-        away = false;
+        offline = false;
         if reply.missed {
             context.note(format_args!(
                 "some of what came is not known any more: the cluster remembers a bounded number of arrivals"

@@ -7,7 +7,7 @@ use super::{Failed, Within};
 const BLOCK_BYTES: usize = 8192;
 const BLOCK_ELEMENTS_MIN: usize = 128;
 
-const DAMAGED: Failed = Failed::Data("the bytes are damaged, or are no such data");
+const CORRUPT: Failed = Failed::Data("the bytes are corrupt, or are no such data");
 
 /// Compression of the bits of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +71,7 @@ pub(super) fn decode(
     let (mut input, total, block) = match packed {
         Packed::No => (input, input.len(), chosen(block, size)),
         _ => {
-            let (head, rest) = input.split_first_chunk::<12>().ok_or(DAMAGED)?;
+            let (head, rest) = input.split_first_chunk::<12>().ok_or(CORRUPT)?;
             let (total, bytes) = head.split_at(8);
             let total = total
                 .iter()
@@ -95,14 +95,14 @@ pub(super) fn decode(
         let (from, until) = (done * size, (done + count) * size);
         let bits = match packed {
             Packed::No => {
-                let (bits, rest) = input.split_at_checked(until - from).ok_or(DAMAGED)?;
+                let (bits, rest) = input.split_at_checked(until - from).ok_or(CORRUPT)?;
                 input = rest;
                 bits
             }
             _ => {
-                let (length, rest) = input.split_first_chunk::<4>().ok_or(DAMAGED)?;
-                let length = usize::try_from(u32::from_be_bytes(*length)).map_err(|_| DAMAGED)?;
-                let (stored, rest) = rest.split_at_checked(length).ok_or(DAMAGED)?;
+                let (length, rest) = input.split_first_chunk::<4>().ok_or(CORRUPT)?;
+                let length = usize::try_from(u32::from_be_bytes(*length)).map_err(|_| CORRUPT)?;
+                let (stored, rest) = rest.split_at_checked(length).ok_or(CORRUPT)?;
                 input = rest;
                 scratch.resize(until - from, 0);
                 let made = match packed {
@@ -110,7 +110,7 @@ pub(super) fn decode(
                     _ => lz4_flex::block::decompress_into(stored, &mut scratch).ok(),
                 };
                 if made != Some(until - from) {
-                    return Err(DAMAGED);
+                    return Err(CORRUPT);
                 }
                 &scratch[..]
             }
@@ -120,7 +120,7 @@ pub(super) fn decode(
     }
     // Fewer than eight elements, and bytes after the last whole element, are stored unchanged.
     let rest = &mut to[whole * size..];
-    rest.copy_from_slice(input.get(..rest.len()).ok_or(DAMAGED)?);
+    rest.copy_from_slice(input.get(..rest.len()).ok_or(CORRUPT)?);
     Ok(total)
 }
 

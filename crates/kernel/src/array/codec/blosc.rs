@@ -6,7 +6,7 @@
 
 use super::{Failed, Within, bits, lz};
 
-const DAMAGED: Failed = Failed::Data("the bytes are damaged, or are no such data");
+const CORRUPT: Failed = Failed::Data("the bytes are corrupt, or are no such data");
 
 const HEADER: usize = 16;
 const HEADER_LONG: usize = 32;
@@ -20,16 +20,16 @@ const TRUNCATED: u8 = 4;
 /// Reads a number of four bytes, which may not be negative.
 fn number(bytes: &[u8], at: usize) -> Result<usize, Failed> {
     let word = bytes.get(at..).and_then(<[u8]>::first_chunk::<4>);
-    let number = i32::from_le_bytes(*word.ok_or(DAMAGED)?);
-    usize::try_from(number).map_err(|_| DAMAGED)
+    let number = i32::from_le_bytes(*word.ok_or(CORRUPT)?);
+    usize::try_from(number).map_err(|_| CORRUPT)
 }
 
 fn big(bytes: &[u8], at: usize, length: usize) -> Result<usize, Failed> {
-    let bytes = bytes.get(at..at + length).ok_or(DAMAGED)?;
+    let bytes = bytes.get(at..at + length).ok_or(CORRUPT)?;
     let number = bytes
         .iter()
         .fold(0, |sum, byte| sum << 8 | u64::from(*byte));
-    usize::try_from(number).map_err(|_| DAMAGED)
+    usize::try_from(number).map_err(|_| CORRUPT)
 }
 
 /// Decodes a frame or chunk; returns the number of bytes.
@@ -60,7 +60,7 @@ struct Header {
 
 impl Header {
     fn read(input: &[u8]) -> Result<Self, Failed> {
-        let head = input.first_chunk::<HEADER>().ok_or(DAMAGED)?;
+        let head = input.first_chunk::<HEADER>().ok_or(CORRUPT)?;
         let [version, _, flags, size, ..] = *head;
         let mut header = Self {
             version,
@@ -73,7 +73,7 @@ impl Header {
             length: HEADER,
         };
         if flags & 5 == 5 {
-            let head = input.first_chunk::<HEADER_LONG>().ok_or(DAMAGED)?;
+            let head = input.first_chunk::<HEADER_LONG>().ok_or(CORRUPT)?;
             header.filters.copy_from_slice(&head[16..22]);
             header.special = head[31] >> 4 & 7;
             header.length = HEADER_LONG;
@@ -84,7 +84,7 @@ impl Header {
             header.filters[0] = [0, SHUFFLE, 0, 0, BITSHUFFLE][usize::from(flags & 4 | flags & 1)];
         }
         if header.size == 0 || (header.bytes > 0 && header.block == 0) {
-            return Err(DAMAGED);
+            return Err(CORRUPT);
         }
         header.block = header.block.min(header.bytes);
         Ok(header)
@@ -143,7 +143,7 @@ fn chunk(input: &[u8], to: &mut [u8], within: &mut dyn Within) -> Result<usize, 
         let stored = input
             .get(header.length..)
             .and_then(|rest| rest.get(..header.bytes));
-        to.copy_from_slice(stored.ok_or(DAMAGED)?);
+        to.copy_from_slice(stored.ok_or(CORRUPT)?);
         return Ok(header.bytes);
     }
     let (mut block, mut spare) = (Vec::new(), Vec::new());
@@ -153,7 +153,7 @@ fn chunk(input: &[u8], to: &mut [u8], within: &mut dyn Within) -> Result<usize, 
         block.resize(to.len(), 0);
         streams(
             &header,
-            input.get(start..).ok_or(DAMAGED)?,
+            input.get(start..).ok_or(CORRUPT)?,
             &mut block,
             within,
         )?;
@@ -173,8 +173,8 @@ fn special(kind: u8, size: usize, input: &[u8], to: &mut [u8]) -> Result<usize, 
     let value = match kind {
         1 | 4 => &[0],
         2 if size == 4 || size == 8 => nan,
-        3 => input.get(HEADER_LONG..HEADER_LONG + size).ok_or(DAMAGED)?,
-        _ => return Err(DAMAGED),
+        3 => input.get(HEADER_LONG..HEADER_LONG + size).ok_or(CORRUPT)?,
+        _ => return Err(CORRUPT),
     };
     for (to, byte) in to.iter_mut().zip(value.iter().cycle()) {
         *to = *byte;
@@ -191,26 +191,26 @@ fn streams(
     let count = header.streams(block.len());
     let length = block.len() / count;
     if length * count != block.len() || length == 0 {
-        return Err(DAMAGED);
+        return Err(CORRUPT);
     }
     for to in block.chunks_mut(length) {
-        let (stored, rest) = input.split_first_chunk::<4>().ok_or(DAMAGED)?;
+        let (stored, rest) = input.split_first_chunk::<4>().ok_or(CORRUPT)?;
         let stored = i32::from_le_bytes(*stored);
         input = rest;
         if header.version > 2 && stored <= 0 {
             // A run of one byte, whose value is stored in place of the length.
             if stored < 0 {
-                let (kind, rest) = input.split_first().ok_or(DAMAGED)?;
+                let (kind, rest) = input.split_first().ok_or(CORRUPT)?;
                 if kind & 1 == 0 || stored < -255 {
-                    return Err(DAMAGED);
+                    return Err(CORRUPT);
                 }
                 input = rest;
             }
             to.fill(u8::try_from(-stored).unwrap_or(0));
             continue;
         }
-        let stored = usize::try_from(stored).map_err(|_| DAMAGED)?;
-        let (bytes, rest) = input.split_at_checked(stored).ok_or(DAMAGED)?;
+        let stored = usize::try_from(stored).map_err(|_| CORRUPT)?;
+        let (bytes, rest) = input.split_at_checked(stored).ok_or(CORRUPT)?;
         input = rest;
         if stored == length {
             to.copy_from_slice(bytes);
@@ -228,7 +228,7 @@ fn streams(
             }
         };
         if made != Some(length) {
-            return Err(DAMAGED);
+            return Err(CORRUPT);
         }
     }
     Ok(())
@@ -239,7 +239,7 @@ fn frame(input: &[u8], to: &mut [u8], within: &mut dyn Within) -> Result<usize, 
     let head = big(input, 11, 4)?;
     let (bytes, stored) = (big(input, 30, 8)?, big(input, 39, 8)?);
     let (size, chunk_bytes) = (big(input, 48, 4)?, big(input, 58, 4)?);
-    let grid = Grid::read(input.get(..head).ok_or(DAMAGED)?, size)?;
+    let grid = Grid::read(input.get(..head).ok_or(CORRUPT)?, size)?;
     // Blocks of several dimensions are padded to whole blocks.
     let room = to.len().saturating_mul(if grid.is_some() { 4 } else { 1 });
     if bytes > room {
@@ -255,12 +255,12 @@ fn frame(input: &[u8], to: &mut [u8], within: &mut dyn Within) -> Result<usize, 
     };
     let count = bytes.div_ceil(chunk_bytes.max(1));
     if (bytes > 0 && chunk_bytes == 0) || count > input.len() || (grid.is_some() && count != 1) {
-        return Err(DAMAGED);
+        return Err(CORRUPT);
     }
     let mut places = vec![0; count * 8];
     let index = head.checked_add(stored).and_then(|at| input.get(at..));
-    if count > 0 && chunk(index.ok_or(DAMAGED)?, &mut places, within)? != places.len() {
-        return Err(DAMAGED);
+    if count > 0 && chunk(index.ok_or(CORRUPT)?, &mut places, within)? != places.len() {
+        return Err(CORRUPT);
     }
     let (places, _) = places.as_chunks::<8>();
     for (place, to) in places.iter().zip(out.chunks_mut(chunk_bytes.max(1))) {
@@ -271,9 +271,9 @@ fn frame(input: &[u8], to: &mut [u8], within: &mut dyn Within) -> Result<usize, 
         }
         let at = usize::try_from(place).ok();
         let at = at.and_then(|place| place.checked_add(head));
-        let from = at.and_then(|at| input.get(at..)).ok_or(DAMAGED)?;
+        let from = at.and_then(|at| input.get(at..)).ok_or(CORRUPT)?;
         if chunk(from, to, within)? != to.len() {
-            return Err(DAMAGED);
+            return Err(CORRUPT);
         }
     }
     match grid {
@@ -300,10 +300,10 @@ impl Grid {
         let told = at
             .checked_add(5)
             .and_then(|at| head.get(at..))
-            .ok_or(DAMAGED)?;
-        let dimensions = usize::from(*told.get(2).ok_or(DAMAGED)?);
+            .ok_or(CORRUPT)?;
+        let dimensions = usize::from(*told.get(2).ok_or(CORRUPT)?);
         if dimensions == 0 || dimensions > DIMENSIONS_MAX || size == 0 {
-            return Err(DAMAGED);
+            return Err(CORRUPT);
         }
         let list = |at: usize, length: usize| -> Result<Vec<usize>, Failed> {
             (0..dimensions)
@@ -313,7 +313,7 @@ impl Grid {
         let (chunks, blocks) = (4 + dimensions * 9, 5 + dimensions * 14);
         let (shape, chunk, block) = (list(3, 8)?, list(chunks, 4)?, list(blocks, 4)?);
         if block.contains(&0) || shape.contains(&0) {
-            return Err(DAMAGED);
+            return Err(CORRUPT);
         }
         if shape != chunk {
             return Err(Failed::Data("it is an array of several chunks"));
@@ -328,7 +328,7 @@ impl Grid {
             sizes.try_fold(1_usize, |product, size| product.checked_mul(*size))
         };
         let bytes = product(&self.shape).ok_or(Failed::Room)?;
-        let block_bytes = product(&self.block).ok_or(DAMAGED)?;
+        let block_bytes = product(&self.block).ok_or(CORRUPT)?;
         if bytes > to.len() {
             return Err(Failed::Room);
         }
@@ -339,7 +339,7 @@ impl Grid {
             .iter()
             .try_fold(1_usize, |product, count| product.checked_mul(*count));
         if all.and_then(|all| all.checked_mul(block_bytes)) != Some(blocks.len()) {
-            return Err(DAMAGED);
+            return Err(CORRUPT);
         }
         for (number, block) in blocks.chunks_exact(block_bytes).enumerate() {
             let first: Vec<usize> = (places(number, &counts).iter().zip(&self.block))

@@ -2,7 +2,7 @@
 
 use super::Failed;
 
-const DAMAGED: Failed = Failed::Data("the bytes are damaged, or are no such data");
+const CORRUPT: Failed = Failed::Data("the bytes are corrupt, or are no such data");
 
 /// Input and output of a decompressor, within their bounds.
 struct Copy<'a> {
@@ -13,13 +13,13 @@ struct Copy<'a> {
 
 impl Copy<'_> {
     fn byte(&mut self) -> Result<usize, Failed> {
-        let (byte, rest) = self.input.split_first().ok_or(DAMAGED)?;
+        let (byte, rest) = self.input.split_first().ok_or(CORRUPT)?;
         self.input = rest;
         Ok(usize::from(*byte))
     }
 
     fn literal(&mut self, length: usize) -> Result<(), Failed> {
-        let (bytes, rest) = self.input.split_at_checked(length).ok_or(DAMAGED)?;
+        let (bytes, rest) = self.input.split_at_checked(length).ok_or(CORRUPT)?;
         let room = self
             .to
             .get_mut(self.made..self.made + length)
@@ -31,7 +31,7 @@ impl Copy<'_> {
 
     /// Repeats the output from `back` bytes ago; source and destination may overlap.
     fn again(&mut self, back: usize, length: usize) -> Result<(), Failed> {
-        let start = self.made.checked_sub(back).ok_or(DAMAGED)?;
+        let start = self.made.checked_sub(back).ok_or(CORRUPT)?;
         if self.to.len() - self.made < length {
             return Err(Failed::Room);
         }

@@ -1,4 +1,4 @@
-//! Checks that files of the real libraries (`samples.py`) decode to their original values. Damaged data is refused, or decoded to any
+//! Checks that files of the real libraries (`samples.py`) decode to their original values. Corrupt data is refused, or decoded to any
 //! values within the buffer.
 
 use super::Codec;
@@ -127,7 +127,7 @@ fn decode_beyond_array_size_is_refused() {
 
 proptest! {
     #[test]
-    fn damaged_bytes_are_refused_or_decode_to_same_length(
+    fn corrupt_bytes_are_refused_or_decode_to_same_length(
         which in any::<prop::sample::Index>(),
         cuts in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>(), any::<bool>()), 1..5),
         cut in any::<Option<prop::sample::Index>>(),

@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use lz4_flex::block;
 use twox_hash::XxHash32;
 
-use super::{BuiltinError, damaged, pack};
+use super::{BuiltinError, corrupt, pack};
 use crate::fold::Stream;
 
 const FORMAT: &str = "lz4";
@@ -186,7 +186,7 @@ impl Frames {
     }
 
     fn wrong(&self, what: &str) -> BuiltinError {
-        damaged(FORMAT, self.taken, what)
+        corrupt(FORMAT, self.taken, what)
     }
 
     fn start(&mut self, item: &[u8]) -> Result<Next, BuiltinError> {

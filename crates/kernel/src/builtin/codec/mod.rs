@@ -1,5 +1,5 @@
 //! Kernels that compress and decompress: `gzip zstd lz4 bzip2` and `gunzip unzstd unlz4 bunzip2`, in the file formats of the programs of
-//! these names. All inputs are one content. Damaged or truncated data is an error, at the latest at its end, so no part of such a result
+//! these names. All inputs are one content. Corrupt or truncated data is an error, at the latest at its end, so no part of such a result
 //! is kept. The memory does not depend on the sizes that a file declares.
 //!
 //! `gzip` and `bzip2` write members of 1 MiB and of one block, like pigz and pbzip2, and `lz4` writes independent blocks of 4 MiB, so
@@ -125,8 +125,8 @@ fn level(options: &Options, least: i32, most: i32) -> Result<i32, BuiltinError> 
 }
 
 /// Returns an error within the data of a format.
-fn damaged(format: &'static str, offset: u64, what: impl Into<String>) -> BuiltinError {
-    BuiltinError::Damaged {
+fn corrupt(format: &'static str, offset: u64, what: impl Into<String>) -> BuiltinError {
+    BuiltinError::Corrupt {
         format,
         offset,
         what: what.into(),

@@ -7,7 +7,7 @@ use bzip2::Decompress as Bzip2;
 use flate2::{Decompress as Inflate, FlushDecompress, Status};
 use zstd::stream::raw::{Decoder, Operation};
 
-use super::{BuiltinError, PIECE_BYTES, damaged};
+use super::{BuiltinError, PIECE_BYTES, corrupt};
 use crate::fold::Stream;
 
 /// Result of a step of a decoder.
@@ -80,7 +80,7 @@ impl<D: Decode> Unpacker<D> {
                 self.place = Phase::Within;
             }
             Phase::Padding => {
-                return Err(damaged(
+                return Err(corrupt(
                     D::FORMAT,
                     self.taken,
                     "there is more behind its end",
@@ -106,7 +106,7 @@ impl<D: Decode> Stream for Unpacker<D> {
             let step = self
                 .decode
                 .step(bytes, &mut self.unpacked[self.filled..])
-                .map_err(|what| damaged(D::FORMAT, self.taken, what))?;
+                .map_err(|what| corrupt(D::FORMAT, self.taken, what))?;
             bytes = &bytes[step.read..];
             self.taken += step.read as u64;
             self.filled += step.written;
@@ -118,7 +118,7 @@ impl<D: Decode> Stream for Unpacker<D> {
             if step.ended {
                 self.place = Phase::Between;
             } else if step.read == 0 && step.written == 0 && !bytes.is_empty() {
-                return Err(damaged(D::FORMAT, self.taken, "it does not go on"));
+                return Err(corrupt(D::FORMAT, self.taken, "it does not go on"));
             }
         }
         Ok(())

@@ -117,7 +117,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn decrypt_round_trips_any_pieces_and_detects_any_damage(
+    fn decrypt_round_trips_any_pieces_and_detects_any_corruption(
         length in prop_oneof![0..300_usize, 65_400..65_700_usize, 190_000..200_000_usize],
         cuts in proptest::collection::vec(any::<usize>(), 0..5),
         place in any::<usize>(),

@@ -182,7 +182,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_stream_is_error_or_unchanged(
+    fn corrupt_stream_is_error_or_unchanged(
         which in 0..4_usize,
         place in any::<usize>(),
         bit in 0..8,

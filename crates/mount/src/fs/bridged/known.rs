@@ -32,19 +32,19 @@ pub(super) struct Known {
     bridges: tokio::sync::Mutex<Option<(Instant, Bridges)>>,
     opened: Mutex<HashMap<String, (Instant, Arc<Opened>)>>,
     /// Stores that did not answer, and the time of that.
-    away: Mutex<HashMap<String, Instant>>,
+    offline: Mutex<HashMap<String, Instant>>,
 }
 
 impl Known {
-    pub(super) fn is_away(&self, name: &str) -> bool {
-        let away = self.away.lock();
-        away.get(name).is_some_and(|since| since.elapsed() < TTL)
+    pub(super) fn is_offline(&self, name: &str) -> bool {
+        let offline = self.offline.lock();
+        offline.get(name).is_some_and(|since| since.elapsed() < TTL)
     }
 
-    pub(super) fn set_away(&self, name: &str) {
-        let mut away = self.away.lock();
-        away.retain(|_, since| since.elapsed() < TTL);
-        away.insert(name.to_owned(), Instant::now());
+    pub(super) fn set_offline(&self, name: &str) {
+        let mut offline = self.offline.lock();
+        offline.retain(|_, since| since.elapsed() < TTL);
+        offline.insert(name.to_owned(), Instant::now());
     }
 }
 

@@ -100,12 +100,12 @@ impl Bridged {
             errno: Errno::IO,
             reason: format!("no answer for {} s", self.patience.as_secs()),
         };
-        if self.known.is_away(name) {
+        if self.known.is_offline(name) {
             return Err(silent());
         }
         let answer = tokio::time::timeout(self.patience, asked).await;
         answer.unwrap_or_else(|_| {
-            self.known.set_away(name);
+            self.known.set_offline(name);
             Err(silent())
         })
     }

@@ -119,7 +119,7 @@ impl Fs {
                 }
             }
         }
-        self.take_back_all(caller, &vain);
+        self.undo_all(caller, &vain);
         // Before the seal: nodes receive paths.
         change.settle(&truths);
         for (made, object) in done {
@@ -280,12 +280,12 @@ impl Fs {
     }
 
     /// Removes names whose files could not be written.
-    fn take_back_all(&self, caller: Caller, vain: &[&Made<'_>]) {
+    fn undo_all(&self, caller: Caller, vain: &[&Made<'_>]) {
         if vain.is_empty() {
             return;
         }
         let ops: Vec<&Op> = vain.iter().map(|made| &made.op).collect();
-        self.backend.take_back_all(caller, &ops);
+        self.backend.undo_all(caller, &ops);
         for made in vain {
             let mut state = made.vnode.state.lock();
             state.writing = None;

@@ -27,7 +27,7 @@ const PACK_BYTES: usize = 16 << 20;
 const DIRECTORY_BYTES: usize = 8 << 20;
 /// Maximum length of a directory that is read, in bytes.
 const DIRECTORY_BYTES_MAX: usize = 32 << 20;
-/// Maximum number of chunks in one part of a recipe.
+/// Maximum number of chunks in one part of a manifest.
 pub(super) const PART_CHUNKS_MAX: usize = 1024;
 /// Maximum length of a file name in bytes.
 const NAME_BYTES_MAX: usize = 4096;
@@ -39,7 +39,7 @@ pub(super) type Hash = [u8; 32];
 
 /// Reason why bytes are not a valid pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it is no pack, or a damaged one: {0}")]
+#[error("it is no pack, or a corrupt one: {0}")]
 pub struct Malformed(pub(super) &'static str);
 
 /// Location of a chunk in its pack.
@@ -70,7 +70,7 @@ impl Frame {
     }
 }
 
-/// Part of a recipe: the chunks of a version of a file.
+/// Part of a manifest: the chunks of a version of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     /// Version.
@@ -200,7 +200,7 @@ impl<'a> Left<'a> {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Directory {
     pub(super) chunks: Vec<(Hash, Spot)>,
-    /// Parts of recipes.
+    /// Parts of manifests.
     pub(super) parts: Vec<Part>,
 }
 

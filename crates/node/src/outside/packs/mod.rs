@@ -1,13 +1,13 @@
 //! Files outside as chunks in packs. Chunks that the store already holds are not sent again; sent data is compressed. The module uses the
 //! external store and the node's database.
 //!
-//! The content of a file determines where it is cut. Its **recipe** lists its chunks, in **parts** of at most 1024. New chunks and all
+//! The content of a file determines where it is cut. Its **manifest** lists its chunks, in **parts** of at most 1024. New chunks and all
 //! parts are written into **packs** of some 16 MiB. A pack lists its content (`format`), so that the store alone is enough to find all
-//! files again (`recovery`). The tables `pack`, `chunk` and `recipe` hold the same information, and the use counts of the chunks.
+//! files again (`recovery`). The tables `pack`, `chunk` and `manifest` hold the same information, and the use counts of the chunks.
 //!
 //! ```text
 //!    settle ──► queue ──► one at a time: cut, look up, fill packs ──► far ──► note: chunks, parts, objects that are whole
-//!    read   ──► recipe ──► chunks ──► ranges of packs ──► each chunk is hashed
+//!    read   ──► manifest ──► chunks ──► ranges of packs ──► each chunk is hashed
 //! ```
 //!
 //! Only the holder of the **turn** packs or tidies. So no chunk is deleted that the packer has just found.
@@ -101,7 +101,7 @@ pub(super) struct Packs {
     queue: Mutex<Vec<Arc<packing::Ticket>>>,
     /// Last answer of the store for each pack: its time, and whether the pack exists.
     asked: Mutex<HashMap<PackId, (Instant, bool)>>,
-    /// Damaged packs that could not be rewritten. This process does not retry them.
+    /// Corrupt packs that could not be rewritten. This process does not retry them.
     stuck: Mutex<HashSet<PackId>>,
     /// Whether the present failure of the clean-up was logged.
     told: Mutex<bool>,

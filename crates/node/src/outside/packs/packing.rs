@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 /// Average size of chunks in bytes, and minimum size except at the end of a file.
 const CHUNK_BYTES: usize = 256 << 10;
 const CHUNK_BYTES_MIN: usize = 64 << 10;
-/// Maximum number of chunks in a part of a recipe. Fewer in tests, so that files have several parts.
+/// Maximum number of chunks in a part of a manifest. Fewer in tests, so that files have several parts.
 const PART_CHUNKS: usize = if cfg!(test) { 40 } else { PART_CHUNKS_MAX };
 /// Bytes of a file per read.
 const PIECE_BYTES: usize = 4 << 20;
@@ -90,7 +90,7 @@ pub(super) struct Batch<'a> {
 }
 
 /// State of a file that is being cut.
-struct Recipe {
+struct Manifest {
     part: Part,
     hasher: blake3::Hasher,
 }
@@ -191,7 +191,7 @@ impl<'a> Batch<'a> {
         self.goes_on()?;
         let opened = self.outside.near.open(object).map_err(Trouble::of)?;
         self.outside.release(object).map_err(Trouble::of)?;
-        let mut recipe = Recipe {
+        let mut manifest = Manifest {
             part: Part {
                 object: object.0,
                 time: now().0,
@@ -203,29 +203,31 @@ impl<'a> Batch<'a> {
             },
             hasher: blake3::Hasher::new(),
         };
-        cut(&opened, &mut |chunk| self.add_chunk_of(&mut recipe, chunk))?;
-        let hash: Hash = recipe.hasher.finalize().into();
+        cut(&opened, &mut |chunk| {
+            self.add_chunk_of(&mut manifest, chunk)
+        })?;
+        let hash: Hash = manifest.hasher.finalize().into();
         if named.hash.is_some_and(|sealed| sealed != hash) {
             return Err(Trouble::Failed {
-                path: recipe.part.name,
+                path: manifest.part.name,
                 why: Failure::Other("it is not what was sealed".into()),
             });
         }
-        recipe.part.hash = hash;
-        self.add_part(recipe.part, true);
+        manifest.part.hash = hash;
+        self.add_part(manifest.part, true);
         if self.pack.is_full() {
             self.send()?;
         }
         Ok(())
     }
 
-    fn add_chunk_of(&mut self, recipe: &mut Recipe, chunk: &[u8]) -> Result<(), Trouble> {
-        recipe.hasher.update(chunk);
+    fn add_chunk_of(&mut self, manifest: &mut Manifest, chunk: &[u8]) -> Result<(), Trouble> {
+        manifest.hasher.update(chunk);
         let hash: Hash = blake3::hash(chunk).into();
         if !self.is_there(&hash)? {
             self.add_chunk(hash, chunk)?;
         }
-        let part = &mut recipe.part;
+        let part = &mut manifest.part;
         // A chunk is always shorter than this.
         let size = u32::try_from(chunk.len()).unwrap_or(u32::MAX);
         part.chunks.push((hash, size));
@@ -350,7 +352,7 @@ impl<'a> Batch<'a> {
         let placed = match ended {
             Ok(placed) => placed,
             Err(why) => {
-                return self.gives_up(Trouble::Failed {
+                return self.abandon(Trouble::Failed {
                     path: flight.path,
                     why,
                 });
@@ -373,7 +375,7 @@ impl<'a> Batch<'a> {
         };
         let note = move |db: &rusqlite::Connection| rows::note(db, &noted);
         if let Err(error) = self.outside.db.write_blocking(true, note) {
-            return self.gives_up(self.failed(&error));
+            return self.abandon(self.failed(&error));
         }
         for (object, size) in whole {
             self.outside.is_kept(object, size, true);
@@ -381,7 +383,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    fn gives_up(&mut self, trouble: Trouble) {
+    fn abandon(&mut self, trouble: Trouble) {
         self.trouble.get_or_insert(trouble);
     }
 
@@ -392,7 +394,7 @@ impl<'a> Batch<'a> {
             && !self.pack.is_empty()
             && let Err(trouble) = self.send()
         {
-            self.gives_up(trouble);
+            self.abandon(trouble);
         }
         while !self.flights.is_empty() {
             self.land();

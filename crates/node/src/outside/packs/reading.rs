@@ -1,5 +1,5 @@
-//! Reads of files whose chunks are in packs. Each chunk is hashed whenever it is read: a chunk with another hash is damaged. The module
-//! reads the store and marks damaged chunks in the database.
+//! Reads of files whose chunks are in packs. Each chunk is hashed whenever it is read: a chunk with another hash is corrupt. The module
+//! reads the store and marks corrupt chunks in the database.
 
 use super::super::reading::{Reach, There};
 use super::super::{Failure, Outside, Placed};
@@ -135,7 +135,7 @@ impl Reach {
             at = at.1.frame.at,
             "a pack outside has another content here"
         );
-        // A later read of the chunk finds the damage again.
+        // A later read of the chunk finds the corruption again.
         self.db
             .submit(false, move |db| rows::mark_bad(db, &hash, at), drop);
     }

@@ -13,7 +13,7 @@ pub enum Unreadable {
     /// The store does not return it.
     #[error("{0}")]
     Far(#[from] Failure),
-    /// The bytes are not a pack, or a damaged one.
+    /// The bytes are not a pack, or a corrupt one.
     #[error("{0}")]
     Malformed(#[from] format::Malformed),
 }

@@ -1,6 +1,6 @@
-//! Rows of packs, their chunks and the recipes of files, in the node's database. The functions only use the given connection.
+//! Rows of packs, their chunks and the manifests of files, in the node's database. The functions only use the given connection.
 //!
-//! The **live** bytes of a pack are the bytes of its used chunks and of the parts of recipes in it. Counts
+//! The **live** bytes of a pack are the bytes of its used chunks and of the parts of manifests in it. Counts
 //! change in the same transaction as the counted rows. Rows of chunks and packs are deleted only under the packer's turn, so that the
 //! packer can rely on its queries.
 
@@ -19,7 +19,7 @@ const BEGUN: u8 = 0;
 /// State of a pack that the store holds.
 const THERE: u8 = 1;
 /// State of a pack that is to be removed from the store.
-const GONE: u8 = 2;
+const DELETED: u8 = 2;
 
 /// Value of the column for removed objects: the object is not complete.
 const UNFINISHED: u8 = 2;
@@ -45,7 +45,7 @@ pub(super) struct Found {
     pub(super) bad: bool,
 }
 
-/// Part of a recipe that is stored with a pack.
+/// Part of a manifest that is stored with a pack.
 #[derive(Clone, Debug)]
 pub(super) struct NewPart {
     pub(super) part: Part,
@@ -232,7 +232,7 @@ fn put_part(db: &Connection, pack: PackId, new: &NewPart, changes: &mut Changes)
     let part = &new.part;
     count(db, part, 1, changes)?;
     changes.add(pack, length(&new.encoded));
-    db.prepare_cached("INSERT INTO recipe (object, at, pack, part) VALUES (?1, ?2, ?3, ?4)")?
+    db.prepare_cached("INSERT INTO manifest (object, at, pack, part) VALUES (?1, ?2, ?3, ?4)")?
         .execute(params![
             signed(part.object),
             signed(part.at),
@@ -240,7 +240,7 @@ fn put_part(db: &Connection, pack: PackId, new: &NewPart, changes: &mut Changes)
             new.encoded
         ])?;
     let sql =
-        "INSERT OR REPLACE INTO outside (object, path, size, tag, checked, linked, gone, packed)
+        "INSERT OR REPLACE INTO outside (object, path, size, tag, checked, linked, deleted, packed)
                    VALUES (?1, ?2, ?3, '', 0, 0, ?4, 1)";
     db.prepare_cached(sql)?.execute(params![
         signed(part.object),
@@ -255,36 +255,36 @@ fn put_part(db: &Connection, pack: PackId, new: &NewPart, changes: &mut Changes)
 fn move_part(db: &Connection, pack: PackId, new: &NewPart, changes: &mut Changes) -> Result<()> {
     let key = (signed(new.part.object), signed(new.part.at));
     let before = db
-        .prepare_cached("SELECT pack FROM recipe WHERE object = ?1 AND at = ?2")?
+        .prepare_cached("SELECT pack FROM manifest WHERE object = ?1 AND at = ?2")?
         .query_row(key, |row| row.get(0))
         .optional()?;
     if let Some(before) = before {
         changes.add(before, -length(&new.encoded));
         changes.add(pack, length(&new.encoded));
-        db.prepare_cached("UPDATE recipe SET pack = ?3 WHERE object = ?1 AND at = ?2")?
+        db.prepare_cached("UPDATE manifest SET pack = ?3 WHERE object = ?1 AND at = ?2")?
             .execute(params![key.0, key.1, pack])?;
     }
     Ok(())
 }
 
-/// Returns whether a recipe, or a part of one, exists for an object.
+/// Returns whether a manifest, or a part of one, exists for an object.
 pub(super) fn has_parts(db: &Connection, object: ObjectId) -> Result<bool> {
-    db.prepare_cached("SELECT EXISTS (SELECT 1 FROM recipe WHERE object = ?1)")?
+    db.prepare_cached("SELECT EXISTS (SELECT 1 FROM manifest WHERE object = ?1)")?
         .query_row([signed(object.0)], |row| row.get(0))
 }
 
-/// Deletes one part of an object's recipe. Returns whether a part existed. `since_s`: see [`Changes::make`].
+/// Deletes one part of an object's manifest. Returns whether a part existed. `since_s`: see [`Changes::make`].
 pub(super) fn release(db: &Connection, object: ObjectId, since_s: i64) -> Result<bool> {
     let sql =
-        "DELETE FROM recipe WHERE rowid = (SELECT rowid FROM recipe WHERE object = ?1 LIMIT 1)
+        "DELETE FROM manifest WHERE rowid = (SELECT rowid FROM manifest WHERE object = ?1 LIMIT 1)
                    RETURNING pack, part";
-    let gone = db
+    let deleted = db
         .prepare_cached(sql)?
         .query_row([signed(object.0)], |row| {
             Ok((row.get(0)?, row.get::<_, Vec<u8>>(1)?))
         })
         .optional()?;
-    let Some((pack, encoded)) = gone else {
+    let Some((pack, encoded)) = deleted else {
         return Ok(false);
     };
     let part = Part::decoded(&encoded).map_err(malformed)?;
@@ -295,10 +295,10 @@ pub(super) fn release(db: &Connection, object: ObjectId, since_s: i64) -> Result
     Ok(true)
 }
 
-/// Deletes some parts of recipes of objects that were removed or not completed.
-pub(super) fn release_gone(db: &Connection, now_s: i64) -> Result<()> {
+/// Deletes some parts of manifests of objects that were removed or not completed.
+pub(super) fn release_deleted(db: &Connection, now_s: i64) -> Result<()> {
     let mut left = SOME;
-    for (object, was_whole) in gone_objects(db)? {
+    for (object, was_whole) in deleted_objects(db)? {
         let since_s = if was_whole { 0 } else { now_s };
         while left > 0 && release(db, object, since_s)? {
             left -= 1;
@@ -312,20 +312,20 @@ pub(super) fn release_gone(db: &Connection, now_s: i64) -> Result<()> {
 }
 
 /// Returns some objects that were removed or not completed, each with whether it was complete.
-pub(super) fn gone_objects(db: &Connection) -> Result<Vec<(ObjectId, bool)>> {
-    let sql = "SELECT object, gone FROM outside WHERE gone > 0 AND packed = 1 LIMIT ?1";
+pub(super) fn deleted_objects(db: &Connection) -> Result<Vec<(ObjectId, bool)>> {
+    let sql = "SELECT object, deleted FROM outside WHERE deleted > 0 AND packed = 1 LIMIT ?1";
     db.prepare_cached(sql)?
         .query_map([SOME], |row| {
-            let gone: u8 = row.get(1)?;
-            Ok((ObjectId(unsigned(row, 0)?), gone != UNFINISHED))
+            let deleted: u8 = row.get(1)?;
+            Ok((ObjectId(unsigned(row, 0)?), deleted != UNFINISHED))
         })?
         .collect()
 }
 
-/// Returns the parts of an object's recipe that contain bytes between `from` and `end`.
+/// Returns the parts of an object's manifest that contain bytes between `from` and `end`.
 pub(super) fn parts(db: &Connection, object: ObjectId, from: u64, end: u64) -> Result<Vec<Part>> {
-    let sql = "SELECT part FROM recipe WHERE object = ?1 AND at < ?3
-                   AND at >= (SELECT max(at) FROM recipe WHERE object = ?1 AND at <= ?2) ORDER BY at";
+    let sql = "SELECT part FROM manifest WHERE object = ?1 AND at < ?3
+                   AND at >= (SELECT max(at) FROM manifest WHERE object = ?1 AND at <= ?2) ORDER BY at";
     let bounds = (signed(object.0), signed(from), signed(end));
     let encoded: Result<Vec<Vec<u8>>> = db
         .prepare_cached(sql)?
@@ -365,7 +365,7 @@ pub(super) fn retire_dead(db: &Connection, before_s: i64) -> Result<()> {
 /// Marks a pack for removal, unless something in it is used. Only under the packer's turn.
 pub(super) fn retire(db: &Connection, pack: PackId) -> Result<()> {
     let sql = "SELECT EXISTS (SELECT 1 FROM chunk WHERE pack = ?1 AND count > 0)
-                   OR EXISTS (SELECT 1 FROM recipe WHERE pack = ?1)";
+                   OR EXISTS (SELECT 1 FROM manifest WHERE pack = ?1)";
     let needed: bool = db
         .prepare_cached(sql)?
         .query_row([pack], |row| row.get(0))?;
@@ -375,12 +375,12 @@ pub(super) fn retire(db: &Connection, pack: PackId) -> Result<()> {
     db.prepare_cached("DELETE FROM chunk WHERE pack = ?1")?
         .execute([pack])?;
     db.prepare_cached("UPDATE pack SET state = ?2 WHERE id = ?1")?
-        .execute(params![pack, GONE])?;
+        .execute(params![pack, DELETED])?;
     Ok(())
 }
 
 /// Returns some packs that are to be removed from the store.
-pub(super) fn gone_packs(db: &Connection) -> Result<Vec<(PackId, Placed)>> {
+pub(super) fn deleted_packs(db: &Connection) -> Result<Vec<(PackId, Placed)>> {
     db.prepare_cached("SELECT id, path, size, tag, checked FROM pack WHERE state = 2 LIMIT ?1")?
         .query_map([SOME], |row| Ok((row.get(0)?, placed(row, 1)?)))?
         .collect()
@@ -389,7 +389,7 @@ pub(super) fn gone_packs(db: &Connection) -> Result<Vec<(PackId, Placed)>> {
 /// Records that a pack was removed.
 pub(super) fn removed(db: &Connection, pack: PackId) -> Result<()> {
     db.prepare_cached("DELETE FROM pack WHERE id = ?1 AND state = ?2")?
-        .execute(params![pack, GONE])?;
+        .execute(params![pack, DELETED])?;
     Ok(())
 }
 
@@ -429,7 +429,7 @@ pub(super) fn sparse(db: &Connection, but: &HashSet<PackId>) -> Result<Vec<PackI
         .collect())
 }
 
-/// Used content of a pack: chunks in their order, and parts of recipes.
+/// Used content of a pack: chunks in their order, and parts of manifests.
 #[derive(Debug)]
 pub(super) struct Needed {
     pub(super) placed: Placed,
@@ -447,7 +447,7 @@ pub(super) fn needed(db: &Connection, pack: PackId) -> Result<Needed> {
         .query_map([pack], |row| Ok((row.get(0)?, spot(row, 1)?)))?
         .collect();
     let parts: Result<_> = db
-        .prepare_cached("SELECT part FROM recipe WHERE pack = ?1 ORDER BY object, at")?
+        .prepare_cached("SELECT part FROM manifest WHERE pack = ?1 ORDER BY object, at")?
         .query_map([pack], |row| row.get(0))?
         .collect();
     Ok(Needed {

@@ -47,9 +47,9 @@ fn sane(bench: &Bench) {
     let wrong = |db: &rusqlite::Connection| {
         let sql = "SELECT (SELECT count(*) FROM pack WHERE live !=
                        (SELECT coalesce(sum(size), 0) FROM chunk WHERE pack = pack.id AND count > 0)
-                       + (SELECT coalesce(sum(length(part)), 0) FROM recipe WHERE pack = pack.id))
+                       + (SELECT coalesce(sum(length(part)), 0) FROM manifest WHERE pack = pack.id))
                    + (SELECT count(*) FROM chunk WHERE pack NOT IN (SELECT id FROM pack WHERE state = 1))
-                   + (SELECT count(*) FROM recipe WHERE pack NOT IN (SELECT id FROM pack WHERE state = 1))";
+                   + (SELECT count(*) FROM manifest WHERE pack NOT IN (SELECT id FROM pack WHERE state = 1))";
         db.query_row(sql, [], |row| row.get::<_, i64>(0))
     };
     assert_eq!(bench.db.read(wrong).unwrap(), 0);
@@ -229,11 +229,11 @@ fn settle_without_database_record_is_retried() {
         let run = move |db: &rusqlite::Connection| db.execute_batch(sql);
         bench.db.write_blocking(true, run).unwrap();
     };
-    for (id, table) in (0x101..).zip(["recipe", "chunk", "pack"]) {
+    for (id, table) in (0x101..).zip(["manifest", "chunk", "pack"]) {
         let one = bench.version(&store, id, "/one", b"one");
         run(match table {
-            "recipe" => {
-                "CREATE TRIGGER full BEFORE INSERT ON recipe BEGIN SELECT RAISE(ABORT, 'full'); END"
+            "manifest" => {
+                "CREATE TRIGGER full BEFORE INSERT ON manifest BEGIN SELECT RAISE(ABORT, 'full'); END"
             }
             "chunk" => {
                 "CREATE TRIGGER full BEFORE INSERT ON chunk BEGIN SELECT RAISE(ABORT, 'full'); END"
@@ -256,7 +256,7 @@ fn settle_without_database_record_is_retried() {
 }
 
 #[test]
-fn changed_byte_is_damage_and_resend_repairs_all() {
+fn changed_byte_is_corruption_and_resend_repairs_all() {
     let bench = Bench::new();
     let store = bench.open_as(0, PACKED);
     let content = noise(3, 500_000);

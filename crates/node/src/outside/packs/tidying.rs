@@ -1,4 +1,4 @@
-//! Clean-up of packs. The module forgets the recipes of removed objects, removes packs without used content, and rewrites the used content
+//! Clean-up of packs. The module forgets the manifests of removed objects, removes packs without used content, and rewrites the used content
 //! of packs that are mostly unused. It changes the database and the external store.
 
 use super::super::{Failure, Far as _, Outside, Placed};
@@ -16,7 +16,7 @@ const UNUSED_S: i64 = 3600;
 const CHUNKS_AT_ONCE: usize = 16;
 
 impl Outside {
-    /// Deletes the recipe of an object, one part per transaction.
+    /// Deletes the manifest of an object, one part per transaction.
     pub(in super::super) fn release(&self, object: ObjectId) -> Result<(), StoreError> {
         let known = self.db.read(|db| rows::has_parts(db, object));
         let mut more = known.map_err(|error| self.failed(&error))?;
@@ -53,9 +53,9 @@ impl Outside {
     fn tidy_some(&self) -> Result<bool, StoreError> {
         let turn = self.packs.turn.lock();
         let failed = |error| self.failed(&error);
-        let gone = self.db.read(rows::gone_objects).map_err(failed)?;
-        if !gone.is_empty() {
-            let release = |db: &rusqlite::Connection| rows::release_gone(db, now_s());
+        let deleted = self.db.read(rows::deleted_objects).map_err(failed)?;
+        if !deleted.is_empty() {
+            let release = |db: &rusqlite::Connection| rows::release_deleted(db, now_s());
             let released = self.db.write_blocking(false, release);
             released.map_err(failed)?;
         }
@@ -65,14 +65,14 @@ impl Outside {
             let retire = move |db: &rusqlite::Connection| rows::retire_dead(db, before_s);
             self.db.write_blocking(true, retire).map_err(failed)?;
         }
-        let anew = self.write_anew();
+        let rewritten = self.rewrite();
         drop(turn);
         let removed = self.remove_packs()?;
-        Ok(anew? || removed || !gone.is_empty())
+        Ok(rewritten? || removed || !deleted.is_empty())
     }
 
     /// Rewrites the used content of some packs into new packs. Returns whether there was any.
-    fn write_anew(&self) -> Result<bool, StoreError> {
+    fn rewrite(&self) -> Result<bool, StoreError> {
         let stuck = self.packs.stuck.lock().clone();
         let sparse = self.db.read(|db| rows::sparse(db, &stuck));
         let sparse = sparse.map_err(|error| self.failed(&error))?;
@@ -132,11 +132,11 @@ impl Outside {
     }
 
     fn remove_packs(&self) -> Result<bool, StoreError> {
-        let gone = self.db.read(rows::gone_packs);
-        let gone = gone.map_err(|error| self.failed(&error))?;
+        let deleted = self.db.read(rows::deleted_packs);
+        let deleted = deleted.map_err(|error| self.failed(&error))?;
         let mut removed = Vec::new();
         let mut failure = None;
-        for (pack, placed) in &gone {
+        for (pack, placed) in &deleted {
             match self.remove_pack(placed) {
                 Ok(()) => removed.push(*pack),
                 Err(why) => {
@@ -149,7 +149,7 @@ impl Outside {
         self.are_removed(removed)?;
         match failure {
             Some(error) => Err(error),
-            None => Ok(!gone.is_empty()),
+            None => Ok(!deleted.is_empty()),
         }
     }
 

@@ -170,7 +170,7 @@ impl Engine<'_> {
                 self.clock.plan(now + node.wake, Wake::Up(station));
             }
             Some(Action::Forget) => bed.turn(State::Awake, now),
-            Some(Action::GiveUp) | None => {}
+            Some(Action::Abandon) | None => {}
         }
     }
 

@@ -41,7 +41,7 @@ impl Engine<'_> {
             outcome: Box::new(outcome),
         }));
         for follower in followers {
-            self.give_up(follower, FailureKind::Dependency);
+            self.abandon(follower, FailureKind::Dependency);
         }
         self.tell_room(station);
         self.begin(station);

@@ -178,7 +178,7 @@ impl Found {
             let Some(span) = piece.span else { continue };
             let file = span.file.ok_or("its chunks are in no files")?;
             if span.size == 0 {
-                return Err(format!("{file} is empty: it was cut off or is damaged"));
+                return Err(format!("{file} is empty: it was cut off or is corrupt"));
             }
             let made = tree.made(&file).map_err(|error| error.to_string())?;
             let made = made.ok_or_else(|| format!("{file} was deleted during the submission"))?;
@@ -214,8 +214,8 @@ impl Found {
             .rev()
             .max_by_key(|(_, bytes)| bytes.end - bytes.start);
         let part = most.and_then(|(part, _)| layout.parts().get(*part));
-        let copy = part.and_then(|part| part.copies.first());
-        copy.map_or(NodeId(0), |copy| copy.node)
+        let replica = part.and_then(|part| part.replicas.first());
+        replica.map_or(NodeId(0), |replica| replica.node)
     }
 
     /// Groups the chunks by node, file by file, into components of bounded size.

@@ -289,7 +289,7 @@ async fn find_stream(place: &Place, context: &Context) -> Result<Stream, Failed>
     if is.retention != wanted.retention || is.subjects != wanted.subjects || is.no_ack {
         let name = &wanted.name;
         return Err(format!(
-            "stream {name} is not as Tidemill makes it; remove it, and it is made again"
+            "stream {name} is not as Tidemill makes it; remove it, and it is recreated"
         ));
     }
     if is.num_replicas != wanted.num_replicas {

@@ -254,7 +254,7 @@ impl Files {
     async fn is_there(&self, asked: &Placed) -> anyhow::Result<bool> {
         match self.bridge.stat(&asked.path).await {
             Ok(now) => Ok(placed(now) == *asked),
-            Err(error) if super::is_gone(&error) => Ok(false),
+            Err(error) if super::is_deleted(&error) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }

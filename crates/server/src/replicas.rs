@@ -1,39 +1,39 @@
-//! Additional copies of versions. The tables `short` and `move` say which copies are missing or are to be removed, and labels create
+//! Additional replicas of versions. The tables `short` and `migration` say which replicas are missing or are to be removed, and labels create
 //! them. Next: `server/src/jobs`, whose driver calls this module and sends the labels.
 //!
-//! A copy has the id of the version, on another node. Its row in `copy` is written together with its label, and becomes current when
+//! A replica has the id of the version, on another node. Its row in `replica` is written together with its label, and becomes current when
 //! the label has succeeded. The row is deleted with the version, whatever its label does then. A row of `short` is deleted when there are
-//! as many copies as wanted, so a restart finds in `short` exactly the work that is left.
+//! as many replicas as wanted, so a restart finds in `short` exactly the work that is left.
 
 use crate::bound;
 use crate::clock;
 use crate::cluster::Cluster;
-use crate::damage;
+use crate::corruption;
 use crate::jobs::Incoming;
 use crate::jobs::store::json;
-use crate::moves;
+use crate::migrations;
 use crate::names::Fault;
 use crate::names::burst::{self, Free};
 use crate::names::commit::Database;
-use crate::names::copies::{
-    COMING, CURRENT, MOVES, NEW, NOWHERE, leaves, look_again, others, remove_copy, state_of_first,
-    switch_first,
-};
 use crate::names::leaving::Leaving;
 use crate::names::parts;
+use crate::names::replicas::{
+    COMING, CURRENT, MIGRATIONS, NEW, NOWHERE, leaves, look_again, others, remove_replica,
+    state_of_first, switch_first,
+};
 use crate::names::{Change, notes};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
-use tidemill_core::copies::{COPIES_MAX, CopyState, Kept, Next, Site};
 use tidemill_core::id::{Inode, NodeId, ObjectId};
 use tidemill_core::label::{Input, Operation, Output, Owner};
 use tidemill_core::layout::{PartOf, Selection};
+use tidemill_core::replicas::{Kept, Next, REPLICAS_MAX, ReplicaState, Site};
 use tidemill_wire::v1;
 
-/// Interval in which missing copies are looked up.
+/// Interval in which missing replicas are looked up.
 const PERIOD: Duration = Duration::from_millis(500);
 /// Maximum number of versions examined in one batch.
 pub(crate) const VERSIONS_MAX: usize = 256;
@@ -48,10 +48,10 @@ const LOST_NAMED_MAX: i64 = 10;
 const GIVE_WAY_NS: i64 = 200_000_000;
 /// Maximum wait of the first file of a run.
 const GIVE_WAY_NS_MAX: i64 = 5 * 1_000_000_000;
-/// Time for which a version is skipped after no copy of it could be created.
+/// Time for which a version is skipped after no replica of it could be created.
 pub(crate) const REST_NS: i64 = 10 * 1_000_000_000;
 
-/// A version that may have fewer copies than wanted.
+/// A version that may have fewer replicas than wanted.
 #[derive(Clone, Debug)]
 pub(crate) struct Short {
     pub(crate) kept: Kept,
@@ -63,21 +63,21 @@ pub(crate) struct Short {
     /// Whether the version is in the burst tier and was stored on another node at the last look.
     drained: bool,
     /// Whether the version no longer belongs to a file.
-    gone: bool,
+    deleted: bool,
     /// Nodes whose stores must not be written by the file of this path.
     not_written: Vec<u32>,
 }
 
-/// Finding about the copies of a version.
+/// Finding about the replicas of a version.
 #[derive(Clone, Debug)]
 pub(crate) enum Found {
-    /// There are enough copies, or none are wanted any more.
+    /// There are enough replicas, or none are wanted any more.
     Enough,
-    /// No copy can be created or removed now. `has` copies are current (`short.has`), which may be as many as there can be.
+    /// No replica can be created or removed now. `has` replicas are current (`short.has`), which may be as many as there can be.
     Rest { has: i64, stored: bool },
-    /// The copy that somebody wanted to move is needed where it is.
+    /// The replica that somebody wanted to move is needed where it is.
     Stay,
-    /// The copies `goes` are too many, or are to be removed, and `first` is the first copy after that.
+    /// The replicas `goes` are too many, or are to be removed, and `first` is the first replica after that.
     Surplus { goes: Vec<NodeId>, first: NodeId },
 }
 
@@ -127,9 +127,9 @@ impl Losses {
     }
 
     /// Updates the losses from the offline and the connected nodes. Returns the versions to examine.
-    pub(crate) fn renew(&mut self, gone: &BTreeSet<u32>, up: &[u32]) -> Vec<Look> {
+    pub(crate) fn renew(&mut self, offline: &BTreeSet<u32>, up: &[u32]) -> Vec<Look> {
         let mut looks = Vec::new();
-        for &node in gone {
+        for &node in offline {
             if self.nodes.get(&node).is_none_or(|loss| loss.back) {
                 tracing::warn!(
                     node,
@@ -193,19 +193,19 @@ pub(crate) fn look(db: &Connection, look: Look, now: i64) -> Result<(), Fault> {
     let Some(after) = after.optional()? else {
         return Ok(());
     };
-    let held = "SELECT object FROM copy WHERE node = ?1 AND object > ?2 \
+    let held = "SELECT object FROM replica WHERE node = ?1 AND object > ?2 \
                 UNION SELECT object FROM burst WHERE node = ?1 AND object > ?2 \
                 UNION SELECT burst.object FROM burst CROSS JOIN held ON held.object = burst.object \
                 WHERE held.node = ?1 AND burst.object > ?2 AND removed = 0 \
                 UNION SELECT object FROM held \
-                WHERE node = ?1 AND object > ?2 AND copies > 1 AND removed = 0 ORDER BY object LIMIT ?3";
+                WHERE node = ?1 AND object > ?2 AND replicas > 1 AND removed = 0 ORDER BY object LIMIT ?3";
     let mut statement = db.prepare_cached(held)?;
     let row = params![look.node, after, PAGE_MAX];
     let objects = statement.query_map(row, |row| row.get(0))?;
     let objects = objects.collect::<Result<Vec<i64>, _>>()?;
     let sql = "INSERT INTO short SELECT object, \
-               (node NOT IN (SELECT node FROM lost WHERE back = 0)) + (SELECT count(*) FROM copy \
-                WHERE copy.object = held.object AND state = ?3 \
+               (node NOT IN (SELECT node FROM lost WHERE back = 0)) + (SELECT count(*) FROM replica \
+                WHERE replica.object = held.object AND state = ?3 \
                 AND node NOT IN (SELECT node FROM lost WHERE back = 0)), ?2 \
                FROM held WHERE object = ?1 \
                ON CONFLICT DO UPDATE SET has = excluded.has, at = min(at, ?2)";
@@ -242,29 +242,29 @@ pub(crate) fn filling(database: &Database, cluster: &Cluster) -> Vec<Free> {
     tier
 }
 
-/// Makes the driver look for missing copies as long as the server runs.
+/// Makes the driver look for missing replicas as long as the server runs.
 pub(crate) async fn watch(
     database: Arc<Database>,
     cluster: Arc<Cluster>,
     after: Duration,
     driver: Sender<Incoming>,
 ) {
-    let mut gone = BTreeSet::new();
+    let mut offline = BTreeSet::new();
     loop {
         tokio::time::sleep(PERIOD).await;
         let now = clock::now_ns();
         let due = database.read(|db| Ok(!due(db, (now, now), &cluster.up(), 1)?.is_empty()));
-        let before = std::mem::replace(&mut gone, cluster.gone(after));
+        let before = std::mem::replace(&mut offline, cluster.offline_for(after));
         let look =
-            due.unwrap_or(false) || before != gone || !filling(&database, &cluster).is_empty();
-        if look && driver.send(Incoming::Copies).is_err() {
+            due.unwrap_or(false) || before != offline || !filling(&database, &cluster).is_empty();
+        if look && driver.send(Incoming::Replicas).is_err() {
             return;
         }
     }
 }
 
-/// Returns the numbers of missing copies and the names of unavailable files.
-pub(crate) fn health(db: &Connection) -> Result<v1::CopyHealth, Fault> {
+/// Returns the numbers of missing replicas and the names of unavailable files.
+pub(crate) fn health(db: &Connection) -> Result<v1::ReplicaHealth, Fault> {
     let count = |sql: &str| -> Result<u64, Fault> {
         let mut statement = db.prepare_cached(sql)?;
         let count: i64 = statement.query_row([], |row| row.get(0))?;
@@ -275,19 +275,19 @@ pub(crate) fn health(db: &Connection) -> Result<v1::CopyHealth, Fault> {
     let lost_paths = statement.query_map([LOST_NAMED_MAX], |row| row.get(0))?;
     let mut nodes = db.prepare_cached("SELECT node FROM lost WHERE back = 0")?;
     let lost_nodes = nodes.query_map([], |row| row.get(0))?;
-    Ok(v1::CopyHealth {
+    Ok(v1::ReplicaHealth {
         short: count(&format!(
-            "SELECT count(*) FROM short WHERE has < {COPIES_MAX}"
+            "SELECT count(*) FROM short WHERE has < {REPLICAS_MAX}"
         ))?,
         lost: count("SELECT count(*) FROM short WHERE has = 0")?,
         lost_paths: lost_paths.collect::<Result<_, _>>()?,
         lost_nodes: lost_nodes.collect::<Result<_, _>>()?,
-        damaged: count("SELECT count(*) FROM damage")?,
+        corrupt: count("SELECT count(*) FROM corruption")?,
     })
 }
 
-/// Returns the versions to examine up to `until`, those with the fewest copies first. New versions wait while more arrive. A version is
-/// left out while a node that is up creates a copy of it.
+/// Returns the versions to examine up to `until`, those with the fewest replicas first. New versions wait while more arrive. A version is
+/// left out while a node that is up creates a replica of it.
 pub(crate) fn due(
     db: &Connection,
     (now, until): (i64, i64),
@@ -304,12 +304,12 @@ pub(crate) fn due(
         _ => false,
     };
     let sql = "SELECT object FROM short WHERE has = ?1 AND at <= ?2 AND NOT EXISTS \
-               (SELECT 1 FROM copy WHERE copy.object = short.object AND state = ?4 \
+               (SELECT 1 FROM replica WHERE replica.object = short.object AND state = ?4 \
                AND node IN (SELECT value FROM json_each(?5))) ORDER BY at LIMIT ?3";
     let mut statement = db.prepare_cached(sql)?;
     let up = json(&up);
     let mut objects = Vec::new();
-    for has in (0..=MOVES).filter(|&has| !(waits && has == NEW)) {
+    for has in (0..=MIGRATIONS).filter(|&has| !(waits && has == NEW)) {
         let left = i64::try_from(max - objects.len()).unwrap_or(0);
         let row = params![has, until, left, COMING, up];
         let rows = statement.query_map(row, |row| row.get(0))?;
@@ -325,7 +325,7 @@ pub(crate) struct Absent {
     pub(crate) lost: BTreeSet<u32>,
     /// Nodes that are being emptied.
     pub(crate) emptied: BTreeSet<u32>,
-    /// Number of nodes that could hold copies.
+    /// Number of nodes that could hold replicas.
     pub(crate) places: usize,
     /// Nodes of the burst tier.
     pub(crate) bursts: BTreeSet<u32>,
@@ -348,9 +348,9 @@ impl Absent {
     }
 }
 
-/// Reads all facts about a version that may lack copies, or is to move.
+/// Reads all facts about a version that may lack replicas, or is to move.
 pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Short, Fault> {
-    let sql = "SELECT held.size, copies, held.node, removed, held.ino, path, \
+    let sql = "SELECT held.size, replicas, held.node, removed, held.ino, path, \
                coalesce(inode.uid, held.uid), coalesce(inode.gid, 0) \
                FROM held LEFT JOIN inode ON inode.ino = held.ino WHERE held.object = ?1";
     let mut statement = db.prepare_cached(sql)?;
@@ -361,7 +361,7 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
                 object: ObjectId(object),
                 size: row.get::<_, i64>(0)?.cast_unsigned(),
                 wanted: row.get::<_, u32>(1)? as usize,
-                holders: vec![(NodeId(row.get(2)?), CopyState::Current)],
+                holders: vec![(NodeId(row.get(2)?), ReplicaState::Current)],
                 target: None,
                 places: absent.places,
             };
@@ -370,7 +370,7 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
                 part: None,
                 drained: false,
                 not_written: Vec::new(),
-                gone: row.get(3)?,
+                deleted: row.get(3)?,
                 ino: row.get::<_, i64>(4)?.cast_unsigned(),
                 path: String::from_utf8_lossy(&row.get::<_, Vec<u8>>(5)?).into_owned(),
                 owner: Owner {
@@ -381,7 +381,7 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
         })
         .optional()?;
     let Some(mut short) = found else {
-        return Ok(Short::gone(object));
+        return Ok(Short::deleted(object));
     };
     short.part = parts::part_of(db, object)?;
     short.drained = !absent.bursts.is_empty() && burst::is_drained(db, object)?;
@@ -391,31 +391,31 @@ pub(crate) fn short(db: &Connection, object: i64, absent: &Absent) -> Result<Sho
     let others = others(db, object)?.into_iter();
     let others = others.map(|(node, state)| (NodeId(node), state));
     short.kept.holders.extend(others);
-    let moves = moves::of(db, object)?;
+    let migrations = migrations::of(db, object)?;
     for (node, state) in &mut short.kept.holders {
         let goes =
             |target: u32| !absent.lost.contains(&target) && !absent.emptied.contains(&target);
         // If the wanted target can't take the version, the version stays, unless it has to leave.
-        let of = moves
+        let of = migrations
             .iter()
             .find(|one| one.source == node.0 && (one.anywhere || one.target.is_some_and(goes)));
         let leaves = of.is_some() || absent.emptied.contains(&node.0);
         *state = match (leaves, absent.lost.contains(&node.0), *state) {
-            (true, false, CopyState::Current) => CopyState::Leaving,
-            (true, true, _) => CopyState::LostLeaving,
-            (false, true, _) => CopyState::Lost,
-            (false, false, CopyState::Current) if absent.bursts.contains(&node.0) => {
-                CopyState::Burst
+            (true, false, ReplicaState::Current) => ReplicaState::Leaving,
+            (true, true, _) => ReplicaState::LostLeaving,
+            (false, true, _) => ReplicaState::Lost,
+            (false, false, ReplicaState::Current) if absent.bursts.contains(&node.0) => {
+                ReplicaState::Burst
             }
             (_, false, state) => state,
         };
         let target = of.and_then(|one| one.target.filter(|&target| goes(target)));
         short.kept.target = short.kept.target.or(target.map(NodeId));
     }
-    let staged = staged(&moves, &short.kept.holders);
+    let staged = staged(&migrations, &short.kept.holders);
     short.kept.target = short.kept.target.or(staged);
     let going = going(db, object)?.into_iter();
-    let going = going.map(|node| (NodeId(node), CopyState::Going));
+    let going = going.map(|node| (NodeId(node), ReplicaState::Going));
     short.kept.holders.extend(going);
     Ok(short)
 }
@@ -428,18 +428,21 @@ fn going(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
     Ok(going.collect::<Result<_, _>>()?)
 }
 
-/// Returns the node that is to have a copy because somebody wants one there, or `None` if that node already has a copy.
-fn staged(moves: &[moves::Move], holders: &[(NodeId, CopyState)]) -> Option<NodeId> {
-    let wanted = moves.iter().find(|one| one.source == NOWHERE)?;
+/// Returns the node that is to have a replica because somebody wants one there, or `None` if that node already has a replica.
+fn staged(
+    migrations: &[migrations::Migration],
+    holders: &[(NodeId, ReplicaState)],
+) -> Option<NodeId> {
+    let wanted = migrations.iter().find(|one| one.source == NOWHERE)?;
     let target = NodeId(wanted.target?);
-    let states = [CopyState::Current, CopyState::Burst];
+    let states = [ReplicaState::Current, ReplicaState::Burst];
     let mut there = holders.iter();
     let has = there.any(|(node, state)| *node == target && states.contains(state));
     (!has).then_some(target)
 }
 
 impl Short {
-    fn gone(object: u64) -> Self {
+    fn deleted(object: u64) -> Self {
         Self {
             kept: Kept {
                 object: ObjectId(object),
@@ -454,7 +457,7 @@ impl Short {
             path: String::new(),
             part: None,
             drained: false,
-            gone: true,
+            deleted: true,
             not_written: Vec::new(),
         }
     }
@@ -471,17 +474,17 @@ impl Short {
         self.kept.next(&sites)
     }
 
-    /// Whether no copies of the version are wanted any more.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.gone
+    /// Whether no replicas of the version are wanted any more.
+    pub(crate) fn is_deleted(&self) -> bool {
+        self.deleted
     }
 
     /// Whether the version is no longer stored outside the burst tier.
     pub(crate) fn drains_again(&self) -> bool {
-        self.drained && !self.gone && !self.kept.is_stored()
+        self.drained && !self.deleted && !self.kept.is_stored()
     }
 
-    /// Returns the operation of a node that is to create a copy.
+    /// Returns the operation of a node that is to create a replica.
     pub(crate) fn operation(&self, from: NodeId) -> Operation {
         Operation::Copy {
             from: Input {
@@ -503,26 +506,26 @@ impl Short {
     }
 }
 
-/// Returns the existing copies of some objects except the first of each. This includes copies that are to be removed as soon as nobody
-/// reads them. With `moved`, the first copies are included, too, for callers that may know an earlier first copy.
+/// Returns the existing replicas of some objects except the first of each. This includes replicas that are to be removed as soon as nobody
+/// reads them. With `moved`, the first replicas are included, too, for callers that may know an earlier first replica.
 pub(crate) fn of_all(
     db: &Connection,
     objects: &[ObjectId],
     moved: bool,
 ) -> Result<Vec<(ObjectId, NodeId)>, Fault> {
-    let any = "SELECT 1 WHERE EXISTS (SELECT 1 FROM copy) OR EXISTS (SELECT 1 FROM removal)";
+    let any = "SELECT 1 WHERE EXISTS (SELECT 1 FROM replica) OR EXISTS (SELECT 1 FROM removal)";
     if objects.is_empty() || !(moved || db.prepare_cached(any)?.exists([])?) {
         return Ok(Vec::new());
     }
     let objects: Vec<u64> = objects.iter().map(|object| object.0).collect();
-    let sql = "SELECT copy.object, node FROM json_each(?1) AS wanted \
-               CROSS JOIN copy ON copy.object = wanted.value WHERE state = ?2 AND NOT EXISTS \
-               (SELECT 1 FROM damage WHERE damage.object = copy.object AND damage.node = copy.node) \
+    let sql = "SELECT replica.object, node FROM json_each(?1) AS wanted \
+               CROSS JOIN replica ON replica.object = wanted.value WHERE state = ?2 AND NOT EXISTS \
+               (SELECT 1 FROM corruption WHERE corruption.object = replica.object AND corruption.node = replica.node) \
                UNION SELECT removal.object, node FROM json_each(?1) AS wanted \
                CROSS JOIN removal ON removal.object = wanted.value WHERE label = 0 AND node >= 0 \
                UNION SELECT held.object, node FROM json_each(?1) AS wanted \
                CROSS JOIN held ON held.object = wanted.value WHERE ?3 AND node >= 0 AND NOT EXISTS \
-               (SELECT 1 FROM damage WHERE damage.object = held.object AND damage.node = held.node)";
+               (SELECT 1 FROM corruption WHERE corruption.object = held.object AND corruption.node = held.node)";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map(params![json(&objects), CURRENT, moved], |row| {
         let object = ObjectId(row.get::<_, i64>(0)?.cast_unsigned());
@@ -531,7 +534,7 @@ pub(crate) fn of_all(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Returns all nodes with an undamaged copy of a version, the first copy's node before the others.
+/// Returns all nodes with an intact replica of a version, the first replica's node before the others.
 pub(crate) fn holders(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
     let sql = "SELECT node FROM held WHERE object = ?1 AND node >= 0";
     let mut statement = db.prepare_cached(sql)?;
@@ -541,18 +544,18 @@ pub(crate) fn holders(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
         None => None,
     };
     let all = first.into_iter().chain(others(db, object)?);
-    let current = all.filter(|(_, state)| *state == CopyState::Current);
+    let current = all.filter(|(_, state)| *state == ReplicaState::Current);
     let mut nodes: Vec<u32> = current.map(|(node, _)| node).collect();
-    // A job may still read the copy there.
+    // A job may still read the replica there.
     let going = "SELECT node FROM removal WHERE object = ?1 AND label = 0 AND node >= 0 \
-                 AND NOT EXISTS (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.node = removal.node)";
+                 AND NOT EXISTS (SELECT 1 FROM corruption WHERE corruption.object = ?1 AND corruption.node = removal.node)";
     let mut going = db.prepare_cached(going)?;
     let going = going.query_map([object.cast_signed()], |row| row.get(0))?;
     nodes.extend(going.collect::<Result<Vec<u32>, _>>()?);
     Ok(nodes)
 }
 
-/// Keeps the copies of a version that are still to be removed, if every other copy is damaged.
+/// Keeps the replicas of a version that are still to be removed, if every other replica is corrupt.
 pub(crate) fn reprieve(
     db: &Connection,
     object: u64,
@@ -561,20 +564,20 @@ pub(crate) fn reprieve(
     let id = object.cast_signed();
     let sql = "SELECT removal.node FROM removal CROSS JOIN held ON held.object = removal.object AND held.removed = 0 \
                WHERE removal.object = ?1 AND removal.label = 0 AND removal.node >= 0 \
-               AND NOT EXISTS (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.node = removal.node) \
-               AND EXISTS (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.node = held.node) \
-               AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = ?1 AND state = ?2 AND NOT EXISTS \
-               (SELECT 1 FROM damage WHERE damage.object = ?1 AND damage.node = copy.node))";
+               AND NOT EXISTS (SELECT 1 FROM corruption WHERE corruption.object = ?1 AND corruption.node = removal.node) \
+               AND EXISTS (SELECT 1 FROM corruption WHERE corruption.object = ?1 AND corruption.node = held.node) \
+               AND NOT EXISTS (SELECT 1 FROM replica WHERE replica.object = ?1 AND state = ?2 AND NOT EXISTS \
+               (SELECT 1 FROM corruption WHERE corruption.object = ?1 AND corruption.node = replica.node))";
     let mut statement = db.prepare_cached(sql)?;
     let kept = statement.query_map(params![id, CURRENT], |row| row.get::<_, u32>(0))?;
     for node in kept.collect::<Result<Vec<_>, _>>()? {
         tracing::warn!(
             node,
-            "object {object:016x} is not removed: its other copies are damaged"
+            "object {object:016x} is not removed: its other replicas are corrupt"
         );
         db.prepare_cached("DELETE FROM removal WHERE object = ?1 AND node = ?2")?
             .execute(params![id, node])?;
-        db.prepare_cached("INSERT OR REPLACE INTO copy VALUES (?1, ?2, ?3)")?
+        db.prepare_cached("INSERT OR REPLACE INTO replica VALUES (?1, ?2, ?3)")?
             .execute(params![id, node, CURRENT])?;
         notes::copied(db, object, node)?;
         if leaving.is_emptied(node) {
@@ -585,16 +588,16 @@ pub(crate) fn reprieve(
     Ok(())
 }
 
-/// Records that a label is to create a copy. A version that was deleted in the meantime gets none.
+/// Records that a label is to create a replica. A version that was deleted in the meantime gets none.
 pub(crate) fn coming(db: &Connection, object: u64, node: NodeId) -> Result<(), Fault> {
-    let sql = "INSERT OR IGNORE INTO copy SELECT object, ?2, ?3 FROM held \
+    let sql = "INSERT OR IGNORE INTO replica SELECT object, ?2, ?3 FROM held \
                WHERE object = ?1 AND removed = 0 AND node != ?2";
     db.prepare_cached(sql)?
         .execute(params![object.cast_signed(), node.0, COMING])?;
     Ok(())
 }
 
-/// Records the end of a label that was to create a copy.
+/// Records the end of a label that was to create a replica.
 pub(crate) fn ended(
     db: &Connection,
     object: ObjectId,
@@ -602,7 +605,7 @@ pub(crate) fn ended(
     well: bool,
     (leaving, now): (&Leaving, i64),
 ) -> Result<(), Fault> {
-    if damage::mended(db, object, node, well)? {
+    if corruption::repaired(db, object, node, well)? {
         if !well {
             return look_later(db, object, 1, now);
         }
@@ -613,7 +616,7 @@ pub(crate) fn ended(
     }
     let row = params![object.0.cast_signed(), node.0];
     if !well {
-        let sql = "DELETE FROM copy WHERE object = ?1 AND node = ?2";
+        let sql = "DELETE FROM replica WHERE object = ?1 AND node = ?2";
         if db.prepare_cached(sql)?.execute(row)? > 0 {
             let sql = "UPDATE short SET at = ?2, has = max(has, 1) WHERE object = ?1";
             db.prepare_cached(sql)?
@@ -621,7 +624,7 @@ pub(crate) fn ended(
         }
         return Ok(());
     }
-    let sql = "UPDATE copy SET state = ?3 WHERE object = ?1 AND node = ?2";
+    let sql = "UPDATE replica SET state = ?3 WHERE object = ?1 AND node = ?2";
     let row = params![object.0.cast_signed(), node.0, CURRENT];
     if db.prepare_cached(sql)?.execute(row)? > 0 {
         notes::copied(db, object.0, node.0)?;
@@ -631,11 +634,11 @@ pub(crate) fn ended(
         }
         return look_again(db, object.0, now);
     }
-    // The version was deleted while the copy was being created.
-    remove_copy(db, object.0, node.0, now)
+    // The version was deleted while the replica was being created.
+    remove_replica(db, object.0, node.0, now)
 }
 
-/// Stores a finding about the copies of a version. Returns the change to announce to clients that know its file.
+/// Stores a finding about the replicas of a version. Returns the change to announce to clients that know its file.
 pub(crate) fn found(
     db: &Connection,
     object: ObjectId,
@@ -645,7 +648,7 @@ pub(crate) fn found(
     match found {
         Found::Enough => enough(db, object.0, now).map(|()| None),
         Found::Stay => {
-            moves::stay(db, object.0)?;
+            migrations::stay(db, object.0)?;
             look_again(db, object.0, now)?;
             Ok(None)
         }
@@ -660,25 +663,25 @@ pub(crate) fn found(
     }
 }
 
-/// Removes a version from the tables `short` and `move`. A version with a wanted move from one of its nodes is examined later instead:
-/// somebody has just asked for the move, or the move can't be done now.
+/// Removes a version from the tables `short` and `migration`. A version with a wanted migration from one of its nodes is examined later instead:
+/// somebody has just asked for the migration, or the migration can't be done now.
 fn enough(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
     let object = object.cast_signed();
-    let sql = "SELECT 1 FROM move WHERE object = ?1 AND (source = (SELECT node FROM held WHERE object = ?1 \
-               AND removed = 0) OR source IN (SELECT node FROM copy WHERE object = ?1))";
+    let sql = "SELECT 1 FROM migration WHERE object = ?1 AND (source = (SELECT node FROM held WHERE object = ?1 \
+               AND removed = 0) OR source IN (SELECT node FROM replica WHERE object = ?1))";
     if db.prepare_cached(sql)?.exists([object])? {
-        return look_later(db, ObjectId(object.cast_unsigned()), MOVES, now);
+        return look_later(db, ObjectId(object.cast_unsigned()), MIGRATIONS, now);
     }
     for sql in [
         "DELETE FROM short WHERE object = ?1",
-        "DELETE FROM move WHERE object = ?1",
+        "DELETE FROM migration WHERE object = ?1",
     ] {
         db.prepare_cached(sql)?.execute([object])?;
     }
     burst::drained(db, object)
 }
 
-/// Removes copies. If the first copy is one of them, another copy becomes the first.
+/// Removes replicas. If the first replica is one of them, another replica becomes the first.
 fn remove(
     db: &Connection,
     object: u64,
@@ -690,7 +693,7 @@ fn remove(
     let version = statement.query_row([object.cast_signed()], |row| {
         Ok((row.get::<_, i64>(0)?.cast_unsigned(), row.get::<_, u32>(1)?))
     });
-    // The copies of a version that was deleted in the meantime were deleted with it.
+    // The replicas of a version that was deleted in the meantime were deleted with it.
     let Some((ino, was_first)) = version.optional()? else {
         return Ok(None);
     };
@@ -702,9 +705,9 @@ fn remove(
             }
             changed = Some(Change::Vnode(ino));
         }
-        remove_copy(db, object, node.0, now)?;
+        remove_replica(db, object, node.0, now)?;
         notes::copied(db, object, node.0)?;
-        moves::done(db, object, node.0)?;
+        migrations::done(db, object, node.0)?;
     }
     Ok(changed)
 }
@@ -722,14 +725,14 @@ mod tests {
     use crate::names::SqliteNames;
 
     #[test]
-    fn removal_of_multipart_version_hides_no_copies() {
+    fn removal_of_multipart_version_hides_no_replicas() {
         let directory = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let database = names.database();
         let kept = |db: &Connection| {
             db.execute_batch(
                 "INSERT INTO removal(object, node, queued) VALUES (7, -1, 0), (8, 2, 0);
-                 INSERT INTO copy VALUES (8, 1, 1)",
+                 INSERT INTO replica VALUES (8, 1, 1)",
             )?;
             Ok(())
         };
@@ -741,14 +744,14 @@ mod tests {
     }
 
     #[test]
-    fn orphan_check_skips_copies_in_progress_on_connected_nodes() {
+    fn orphan_check_skips_replicas_in_progress_on_connected_nodes() {
         let directory = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         let database = names.database();
         let kept = |db: &Connection| {
             db.execute_batch(
                 "INSERT INTO short VALUES (7, 1, 0), (8, 1, 0), (9, 9, 0), (10, 1, 2);
-                 INSERT INTO copy VALUES (7, 1, 0), (8, 1, 1)",
+                 INSERT INTO replica VALUES (7, 1, 0), (8, 1, 1)",
             )?;
             Ok(())
         };

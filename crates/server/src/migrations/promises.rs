@@ -12,8 +12,8 @@ use crate::names::{Caller, Fault, SqliteNames};
 use rusqlite::params;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_core::copies::Site;
 use tidemill_core::layout::RESERVE_BYTES;
+use tidemill_core::replicas::Site;
 use tidemill_wire::v1;
 
 /// Maximum number of promises, since each new file in the tier reads all of them.
@@ -189,8 +189,8 @@ fn keeps(tx: &Tx<'_>, site: &Site, asked: &Asked<'_>) -> Done<()> {
     let at = (node, site.free_bytes);
     let space = promises::space(tx.db, at, (asked.promises, tx.now))?;
     let promised = promises::of(asked.promises, node);
-    let moves = (tx.may_go(node)?, tx.coming_to_burst(node)?);
-    Ok(match space.missing(bytes, &promised, moves) {
+    let migrations = (tx.may_go(node)?, tx.coming_to_burst(node)?);
+    Ok(match space.missing(bytes, &promised, migrations) {
         0 => Ok(()),
         missing => Err(Refusal::Missing {
             node,

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Effect of background copies on a writer: directories with two copies against directories with one.
+"""Effect of background replicas on a writer: directories with two replicas against directories with one.
 
-  cargo build --release && bench/copies.py [--rounds 5] [--large 64] [--small 5000] [--only local,links]
+  cargo build --release && bench/replicas.py [--rounds 5] [--large 64] [--small 5000] [--only local,links]
 
 The writer uses the mount. It writes 64 files of 16 MiB in writes of 1 MiB, and then small files of 4 KiB, each closed before
 the next one begins. The time ends at the last close. `local`: four nodes on this host, whose disk and processors are shared
-by copies and writer. `links`: client, server and nodes have their own hosts and links (the testbed's, 1 Gbit/s). Rounds of both
-alternate, and each round begins when no copy and no removal runs. Prints JSON lines with medians. A `ratio` above 1 is faster than
-one copy; `copied_s` is the time from the last close until all copies exist. Needs root.
+by replicas and writer. `links`: client, server and nodes have their own hosts and links (the testbed's, 1 Gbit/s). Rounds of both
+alternate, and each round begins when no replica and no removal runs. Prints JSON lines with medians. A `ratio` above 1 is faster than
+one replica; `copied_s` is the time from the last close until all replicas exist. Needs root.
 """
 import argparse
 import os
@@ -26,27 +26,27 @@ from mount import MIB, Bench, create, timed, write  # noqa: E402
 GOAL = 0.9
 LARGE_BYTES = 16 * MIB
 PATIENCE_S = 600
-# Number of files of a round whose copies are checked.
+# Number of files of a round whose replicas are checked.
 LOOKED_AT = 5
 
 
 def quiet(ask):
-    """Waits until all copies and removals are done."""
+    """Waits until all replicas and removals are done."""
     end = time.monotonic() + PATIENCE_S
     while True:
         labels = ask("labels")
-        if not (ask("status")["copies"]["short"] or labels["pending"] or labels["labels"]):
+        if not (ask("status")["replicas"]["short"] or labels["pending"] or labels["labels"]):
             return
         if time.monotonic() > end:
-            raise SystemExit(f"copies or removals are still under way after {PATIENCE_S} s: {labels}")
+            raise SystemExit(f"replicas or removals are still under way after {PATIENCE_S} s: {labels}")
         time.sleep(0.05)
 
 
 def have_two(ask, directory):
     for name in os.listdir(directory)[:LOOKED_AT]:
-        copies = ask("layout", f"/two/{name}")["parts"][0]["copies"]
-        if [copy["state"] for copy in copies] != ["current"] * 2:
-            raise SystemExit(f"/two/{name}: {copies}")
+        replicas = ask("layout", f"/two/{name}")["parts"][0]["replicas"]
+        if [replica["state"] for replica in replicas] != ["current"] * 2:
+            raise SystemExit(f"/two/{name}: {replicas}")
 
 
 def measure(options, label, mount_point, ask):
@@ -60,7 +60,7 @@ def measure(options, label, mount_point, ask):
         for kind, (action, *_) in kinds.items():
             for side, directory in directories.items():
                 os.mkdir(directory)
-                os.setxattr(directory, "user.tidemill.copies", b"2" if side == "ours" else b"1")
+                os.setxattr(directory, "user.tidemill.replicas", b"2" if side == "ours" else b"1")
                 quiet(ask)
                 times[kind][side].append(timed(lambda: action(directory)))
                 after = timed(lambda: quiet(ask))
@@ -70,7 +70,7 @@ def measure(options, label, mount_point, ask):
                 shutil.rmtree(directory)
                 os.sync()
     for kind, (_, size, operations, what) in kinds.items():
-        Bench.print(f"2 copies, {label}, {what}", "1 copy", times[kind], size, operations, GOAL,
+        Bench.print(f"2 replicas, {label}, {what}", "1 replica", times[kind], size, operations, GOAL,
                     copied_s=round(statistics.median(copied[kind]), 2))
 
 

@@ -3,7 +3,7 @@
 
 mod cluster;
 
-use cluster::copies::{at, copies, copy, file, made, node, one, rows, seal, unlink};
+use cluster::replicas::{at, copy, file, made, node, one, replicas, rows, seal, unlink};
 use cluster::{FakeNode, Running, failure, root, status, submit, success, user};
 use serde_json::json;
 use std::path::Path;
@@ -40,8 +40,8 @@ async fn move_to(
     moved.map(tonic::Response::into_inner)
 }
 
-async fn listed(client: &Client) -> v1::MovesReply {
-    let listed = client.places().list(v1::MovesRequest {}).await;
+async fn listed(client: &Client) -> v1::MigrationsReply {
+    let listed = client.places().list(v1::MigrationsRequest {}).await;
     listed.unwrap().into_inner()
 }
 
@@ -114,7 +114,7 @@ async fn drained_node_is_removed_and_cannot_rejoin() {
     assert_eq!((from.object, from.node), (object, 0));
     made(&mut new, sent).await;
     assert_eq!(old.removed().await, [object]);
-    assert_eq!(copies(&client, ino).await, json!([at(1, "current")]));
+    assert_eq!(replicas(&client, ino).await, json!([at(1, "current")]));
     assert_eq!(open(&client, ino).await.node, 1);
     assert!(old.note(ino).await.forget, "it is not there any more");
     // The file that is being written there is finished there, and moves then.
@@ -200,12 +200,12 @@ async fn drain_continues_after_restart_at_any_step() {
             1 => {
                 let again = copy(&mut new).await;
                 made(&mut new, again).await;
-                while copies(&client, ino).await != json!([at(1, "current")]) {
+                while replicas(&client, ino).await != json!([at(1, "current")]) {
                     tokio::task::yield_now().await;
                 }
             }
             _ => {
-                assert_eq!(copies(&client, ino).await, json!([at(1, "current")]));
+                assert_eq!(replicas(&client, ino).await, json!([at(1, "current")]));
                 // Objects to remove wait until mounts have reported their open files. This changes their time as if they were listed now.
                 let sql =
                     "UPDATE removal SET queued = CAST(unixepoch('subsec') * 1000000000 AS INTEGER)";
@@ -252,9 +252,12 @@ async fn version_removed_during_move_is_removed_on_both_nodes() {
     assert_eq!(new.removed().await, [kept]);
     assert_eq!(old.removed().await, [kept]);
     drained(&client, is_empty).await;
-    let left = "SELECT (SELECT count(*) FROM copy) + (SELECT count(*) FROM short) + (SELECT count(*) FROM move)";
+    let left = "SELECT (SELECT count(*) FROM replica) + (SELECT count(*) FROM short) + (SELECT count(*) FROM migration)";
     assert_eq!(rows(dir.path(), left), 0);
-    assert_eq!(copies(&client, vnode.ino).await, json!([at(1, "current")]));
+    assert_eq!(
+        replicas(&client, vnode.ino).await,
+        json!([at(1, "current")])
+    );
     assert!(
         cluster::stat(&client, "/f")
             .await
@@ -317,7 +320,7 @@ async fn moved_object_is_removed_after_its_last_reader() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pending_removal_is_revoked_if_other_copies_are_damaged() {
+async fn pending_removal_is_revoked_if_other_replicas_are_corrupt() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -331,22 +334,22 @@ async fn pending_removal_is_revoked_if_other_copies_are_damaged() {
     while rows(dir.path(), "SELECT count(*) FROM removal") == 0 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(copies(&client, ino).await, json!([at(1, "current")]));
-    // A client reads the copy there, so it is not removed yet.
-    let damaged = v1::DamagedObjects {
-        objects: vec![v1::DamagedObject {
+    assert_eq!(replicas(&client, ino).await, json!([at(1, "current")]));
+    // A client reads the replica there, so it is not removed yet.
+    let corrupt = v1::CorruptObjects {
+        objects: vec![v1::CorruptObject {
             object,
             what: "is missing".into(),
         }],
     };
-    new.send(From::Damaged(damaged)).await;
+    new.send(From::Corrupt(corrupt)).await;
     let sent = copy(&mut new).await;
     assert_eq!(sent.1.from.as_ref().unwrap().node, 0);
     assert_eq!(rows(dir.path(), "SELECT count(*) FROM removal"), 0);
     made(&mut new, sent).await;
     drop(reader);
     assert_eq!(old.removed().await, [object]);
-    assert_eq!(copies(&client, ino).await, json!([at(1, "current")]));
+    assert_eq!(replicas(&client, ino).await, json!([at(1, "current")]));
     drained(&client, is_empty).await;
 }
 
@@ -455,7 +458,7 @@ async fn invalid_drain_or_removal_is_refused_with_reason() {
     // All remaining nodes are full or offline: the emptying waits, and reports that.
     let waits = drained(&client, |drain| drain.files_waiting == 1).await;
     assert_eq!((waits.node, waits.files_left, waits.bytes_left), (0, 1, 5));
-    assert_eq!(client.status().await.unwrap().copies.unwrap().lost, 0);
+    assert_eq!(client.status().await.unwrap().replicas.unwrap().lost, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -480,7 +483,7 @@ async fn dead_node_is_removed_with_files_that_only_it_had() {
     );
     assert_eq!(remove(&client, 0, true).await.unwrap(), 1);
     let health = loop {
-        let health = client.status().await.unwrap().copies.unwrap();
+        let health = client.status().await.unwrap().replicas.unwrap();
         if health.lost == 1 {
             break health;
         }
@@ -492,7 +495,7 @@ async fn dead_node_is_removed_with_files_that_only_it_had() {
     unlink(&client, 1, "f").await;
     assert_eq!(rows(dir.path(), "SELECT count(*) FROM short"), 0);
     let written = cluster::stat(&client, "/w").await.unwrap();
-    assert!(!written.writing, "it is given up, too");
+    assert!(!written.writing, "it is abandoned, too");
     assert!(
         remove(&client, 1, true)
             .await
@@ -511,7 +514,7 @@ async fn directory_moves_to_node_unless_move_is_cancelled() {
     let _between = node(&client, 1, "b").await;
     let mut new = node(&client, 2, "c").await;
     let (ino, object) = file(&client, "/f").await;
-    let (other, given_up) = file(&client, "/g").await;
+    let (other, abandoned) = file(&client, "/g").await;
     let moved = move_to(&client, (root(), "/"), 2).await.unwrap();
     assert_eq!((moved.files, moved.bytes, moved.there), (2, 10, 0));
     let first = copy(&mut new).await;
@@ -541,11 +544,11 @@ async fn directory_moves_to_node_unless_move_is_cancelled() {
     assert_eq!(old.removed().await, [object]);
     assert_eq!(
         new.removed().await,
-        [given_up],
+        [abandoned],
         "there are more than wanted"
     );
-    assert_eq!(copies(&client, ino).await, json!([at(2, "current")]));
-    assert_eq!(copies(&client, other).await, json!([at(0, "current")]));
+    assert_eq!(replicas(&client, ino).await, json!([at(2, "current")]));
+    assert_eq!(replicas(&client, other).await, json!([at(0, "current")]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -561,16 +564,20 @@ async fn failed_copy_of_move_leaves_version_in_place() {
     new.finished(sent.0, failure("device", "the disk is full"))
         .await;
     new.acknowledged(vec![sent.0]).await;
-    assert_eq!(copies(&client, ino).await, json!([at(0, "leaving")]));
-    let copies = client.status().await.unwrap().copies.unwrap();
-    assert_eq!((copies.short, copies.lost), (0, 0), "nothing is in danger");
+    assert_eq!(replicas(&client, ino).await, json!([at(0, "leaving")]));
+    let replicas = client.status().await.unwrap().replicas.unwrap();
+    assert_eq!(
+        (replicas.short, replicas.lost),
+        (0, 0),
+        "nothing is in danger"
+    );
     change(dir.path(), "UPDATE short SET at = 0");
     let sent = copy(&mut new).await;
     made(&mut new, sent).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn copy_finished_after_its_move_was_cancelled_is_removed() {
+async fn replica_finished_after_its_move_was_cancelled_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -583,7 +590,7 @@ async fn copy_finished_after_its_move_was_cancelled_is_removed() {
         .await;
     new.acknowledged(vec![sent.0]).await;
     drain(&client, 0, true).await.unwrap();
-    // The message that carried the copy arrived twice.
+    // The message that carried the replica arrived twice.
     made(&mut new, sent).await;
     assert_eq!(new.removed().await, [object]);
 }
@@ -631,7 +638,7 @@ async fn files_of_lost_storage_node_drain_again() {
         tokio::task::yield_now().await;
     }
     let both = json!([at(2, "burst"), at(1, "current")]);
-    assert_eq!(copies(&client, ino).await, both);
+    assert_eq!(replicas(&client, ino).await, both);
 }
 
 fn change(dir: &Path, sql: &str) {
@@ -679,7 +686,7 @@ async fn rebalance_moves_files_from_fullest_to_emptiest_node() {
     };
     assert_eq!(planned.unwrap().into_inner().flows, [flow]);
     assert_eq!(
-        rows(dir.path(), "SELECT count(*) FROM move"),
+        rows(dir.path(), "SELECT count(*) FROM migration"),
         0,
         "it was only asked"
     );
@@ -696,7 +703,7 @@ async fn rebalance_moves_files_from_fullest_to_emptiest_node() {
         .await
         .unwrap();
     made(&mut empty, sent).await;
-    assert_eq!(empty.removed().await, [object], "it was given up");
+    assert_eq!(empty.removed().await, [object], "it was abandoned");
     let bad = v1::RebalanceRequest::default();
     let refused = client.places().rebalance(bad).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);

@@ -63,11 +63,11 @@ fn seal_is_retried_and_blocks_nothing_else() {
     let mut cluster = Cluster::start();
     let mounted = cluster.mount(true);
     let other = cluster.mount(false);
-    pin(&mounted.join("away"), 0);
+    pin(&mounted.join("offline"), 0);
     pin(&mounted.join("here"), 1);
-    fs::write(mounted.join("away/f"), "old").unwrap();
-    soon("it is sealed", || reads(&other, "away/f") == "old");
-    let new = File::create(mounted.join("away/f")).unwrap();
+    fs::write(mounted.join("offline/f"), "old").unwrap();
+    soon("it is sealed", || reads(&other, "offline/f") == "old");
+    let new = File::create(mounted.join("offline/f")).unwrap();
     std::io::Write::write_all(&mut &new, b"new").unwrap();
     cluster.stop_node(0);
     drop(new);
@@ -77,11 +77,11 @@ fn seal_is_retried_and_blocks_nothing_else() {
     });
     fs::write(mounted.join("here/g"), "others").unwrap();
     soon("others are sealed", || reads(&other, "here/g") == "others");
-    assert_eq!(reads(&mounted, "away/f"), "new");
+    assert_eq!(reads(&mounted, "offline/f"), "new");
     assert_eq!(unsealed(&mounted).0, 1);
     cluster.start_node(0);
     soon("it is sealed when its node is back", || {
-        reads(&other, "away/f") == "new"
+        reads(&other, "offline/f") == "new"
     });
     soon("nothing waits any more", || unsealed(&mounted).0 == 0);
 }
@@ -121,16 +121,16 @@ fn deleted_file_waits_for_no_seal() {
     }
     let mut cluster = Cluster::start();
     let mounted = cluster.mount(true);
-    pin(&mounted.join("away"), 0);
-    let file = File::create(mounted.join("away/f")).unwrap();
+    pin(&mounted.join("offline"), 0);
+    let file = File::create(mounted.join("offline/f")).unwrap();
     std::io::Write::write_all(&mut &file, b"new").unwrap();
     cluster.stop_node(0);
     drop(file);
     soon("it waits", || unsealed(&mounted).0 == 1);
-    fs::remove_file(mounted.join("away/f")).unwrap();
+    fs::remove_file(mounted.join("offline/f")).unwrap();
     cluster.start_node(0);
     soon("nothing waits any more", || unsealed(&mounted).0 == 0);
-    assert!(!mounted.join("away/f").exists());
+    assert!(!mounted.join("offline/f").exists());
 }
 
 /// Over HTTP, written bytes are sent until they arrive.
@@ -141,8 +141,8 @@ fn written_bytes_are_resent_until_node_returns() {
     }
     let mut cluster = Cluster::start();
     let mounted = cluster.mount(false);
-    pin(&mounted.join("away"), 0);
-    let path = mounted.join("away/f");
+    pin(&mounted.join("offline"), 0);
+    let path = mounted.join("offline/f");
     let mut file = File::create(&path).unwrap();
     cluster.stop_node(0);
     let data = vec![7; 9 << 20];
@@ -158,7 +158,7 @@ fn written_bytes_are_resent_until_node_returns() {
     assert!(fs::read(&path).unwrap() == data);
     let other = cluster.mount(true);
     soon("it is sealed", || {
-        fs::read(other.join("away/f")).is_ok_and(|read| read == data)
+        fs::read(other.join("offline/f")).is_ok_and(|read| read == data)
     });
 }
 

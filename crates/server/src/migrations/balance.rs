@@ -1,21 +1,21 @@
 //! Rebalancing: full nodes give files to empty ones. This module selects the files among the versions at the time of the request, and
-//! writes the table `move`. Next: `server/src/copies.rs`, which carries out the moves.
+//! writes the table `migration`. Next: `server/src/replicas.rs`, which carries out the migrations.
 
 use crate::names::Fault;
 use crate::names::burst;
-use crate::names::copies::{CURRENT, REBALANCE, look_again, moves_at};
+use crate::names::replicas::{CURRENT, REBALANCE, look_again, migrates_at};
 use crate::names::shared::Shared;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
 use tidemill_core::balance::{Fill, Plan};
-use tidemill_core::copies::Site;
 use tidemill_core::id::NodeId;
+use tidemill_core::replicas::Site;
 use tidemill_wire::v1;
 
-/// Maximum number of moves written in one transaction.
-const MOVES_MAX: usize = 16_384;
+/// Maximum number of migrations written in one transaction.
+const MIGRATIONS_MAX: usize = 16_384;
 
-/// Move of one copy of an object.
+/// Migration of one replica of an object.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Planned {
     object: i64,
@@ -23,16 +23,16 @@ pub(crate) struct Planned {
     target: u32,
 }
 
-/// A plan of moves.
+/// A plan of migrations.
 #[derive(Debug)]
 pub(crate) struct Rebalance {
     fills: Vec<Fill>,
-    moves: Vec<Planned>,
+    migrations: Vec<Planned>,
     flows: BTreeMap<(u32, u32), (u64, u64)>,
 }
 
 impl Rebalance {
-    /// Plans the moves after which all nodes are equally full, within `within` percent.
+    /// Plans the migrations after which all nodes are equally full, within `within` percent.
     pub(crate) fn plan(db: &Connection, sites: &[Site], within: u32) -> Result<Self, Fault> {
         let held = held(db)?;
         let takes = sites
@@ -46,11 +46,11 @@ impl Rebalance {
         });
         let fills: Vec<Fill> = fills.collect();
         let mut plan = Plan::new(&fills, within);
-        let (mut moves, mut flows) = (Vec::new(), BTreeMap::new());
+        let (mut migrations, mut flows) = (Vec::new(), BTreeMap::new());
         let sql = "SELECT object, node, size FROM held WHERE removed = 0 AND size > 0 AND node >= 0 \
-                   AND NOT EXISTS (SELECT 1 FROM move WHERE move.object = held.object) ORDER BY object";
+                   AND NOT EXISTS (SELECT 1 FROM migration WHERE migration.object = held.object) ORDER BY object";
         let mut statement = db.prepare_cached(sql)?;
-        let mut others = db.prepare_cached("SELECT node FROM copy WHERE object = ?1")?;
+        let mut others = db.prepare_cached("SELECT node FROM replica WHERE object = ?1")?;
         let mut rows = statement.query([])?;
         while let Some(row) = rows.next()? {
             if plan.is_done() {
@@ -63,7 +63,7 @@ impl Rebalance {
             let Some(NodeId(target)) = plan.take(NodeId(source), size, &others) else {
                 continue;
             };
-            moves.push(Planned {
+            migrations.push(Planned {
                 object,
                 source,
                 target,
@@ -74,7 +74,7 @@ impl Rebalance {
         }
         Ok(Self {
             fills,
-            moves,
+            migrations,
             flows,
         })
     }
@@ -98,20 +98,23 @@ impl Rebalance {
         }
     }
 
-    /// Returns the moves in groups that are written in one transaction each.
-    pub(crate) fn into_moves(self) -> Vec<Vec<Planned>> {
-        self.moves.chunks(MOVES_MAX).map(<[_]>::to_vec).collect()
+    /// Returns the migrations in groups that are written in one transaction each.
+    pub(crate) fn into_migrations(self) -> Vec<Vec<Planned>> {
+        self.migrations
+            .chunks(MIGRATIONS_MAX)
+            .map(<[_]>::to_vec)
+            .collect()
     }
 }
 
-/// Returns the total size of versions on each node, with all copies, in bytes.
+/// Returns the total size of versions on each node, with all replicas, in bytes.
 fn held(db: &Connection) -> Result<BTreeMap<u32, u64>, Fault> {
     let bytes = burst::sum_of("size");
     let sql = format!(
         "SELECT node, {bytes} FROM (\
          SELECT node, size FROM held WHERE removed = 0 AND node >= 0 \
-         UNION ALL SELECT copy.node, held.size FROM copy \
-         CROSS JOIN held ON held.object = copy.object) GROUP BY node"
+         UNION ALL SELECT replica.node, held.size FROM replica \
+         CROSS JOIN held ON held.object = replica.object) GROUP BY node"
     );
     let mut statement = db.prepare_cached(&sql)?;
     let rows = statement.query_map([], |row| {
@@ -120,30 +123,30 @@ fn held(db: &Connection) -> Result<BTreeMap<u32, u64>, Fault> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Writes planned moves. Objects that were deleted or moved since the plan are left out.
+/// Writes planned migrations. Objects that were deleted or moved since the plan are left out.
 pub(crate) fn keep(
     db: &Connection,
     shared: &Shared,
-    moves: &[Planned],
+    migrations: &[Planned],
     now: i64,
 ) -> Result<(), Fault> {
     shared.leaving.set_moving();
-    let sql = "INSERT OR IGNORE INTO move SELECT ?2, object, ?3, size, ?4 FROM held \
+    let sql = "INSERT OR IGNORE INTO migration SELECT ?2, object, ?3, size, ?4 FROM held \
                WHERE object = ?1 AND removed = 0 AND node = ?2 \
-               AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = ?1 AND copy.node = ?3 AND state = ?5)";
+               AND NOT EXISTS (SELECT 1 FROM replica WHERE replica.object = ?1 AND replica.node = ?3 AND state = ?5)";
     let mut insert = db.prepare_cached(sql)?;
-    for one in moves {
+    for one in migrations {
         let row = params![one.object, one.source, one.target, REBALANCE, CURRENT];
         if insert.execute(row)? > 0 {
-            moves_at(db, one.object, now)?;
+            migrates_at(db, one.object, now)?;
         }
     }
     Ok(())
 }
 
-/// Cancels all moves of a rebalance that have not happened.
+/// Cancels all migrations of a rebalance that have not happened.
 pub(crate) fn cancel(db: &Connection) -> Result<(), Fault> {
-    let sql = "DELETE FROM move WHERE why = ?1 RETURNING object";
+    let sql = "DELETE FROM migration WHERE why = ?1 RETURNING object";
     let mut statement = db.prepare_cached(sql)?;
     let objects = statement.query_map([REBALANCE], |row| row.get::<_, i64>(0))?;
     for object in objects.collect::<Result<Vec<_>, _>>()? {

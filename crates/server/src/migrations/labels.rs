@@ -3,15 +3,15 @@
 use crate::jobs::outbox;
 use crate::names::Fault;
 use crate::names::burst;
-use crate::names::copies::{BURST, DRAIN, MOVE, STAGE};
+use crate::names::replicas::{BURST, DRAIN, MOVE, STAGE};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeSet;
-use tidemill_core::copies::COPIES_MAX;
 use tidemill_core::id::{LabelId, ObjectId};
 use tidemill_core::label::Operation;
+use tidemill_core::replicas::REPLICAS_MAX;
 use tidemill_wire::v1;
 
-/// Returns the word for the reason of a move.
+/// Returns the word for the reason of a migration.
 fn word(why: i64) -> &'static str {
     match why {
         DRAIN => "drain",
@@ -93,17 +93,17 @@ fn version(db: &Connection, object: u64) -> Result<(Vec<u8>, u64, bool), Fault> 
 }
 
 fn why_copied(db: &Connection, object: u64, removed: &BTreeSet<u32>) -> Result<String, Fault> {
-    let sql = "SELECT why FROM move WHERE object = ?1 LIMIT 1";
+    let sql = "SELECT why FROM migration WHERE object = ?1 LIMIT 1";
     let mut statement = db.prepare_cached(sql)?;
     let why = statement.query_row([object.cast_signed()], |row| row.get(0));
     if let Some(why) = why.optional()? {
         return Ok(word(why).into());
     }
-    if !crate::damage::of(db, object)?.is_empty() {
-        return Ok("damage".into());
+    if !crate::corruption::of(db, object)?.is_empty() {
+        return Ok("corruption".into());
     }
     let sql =
-        "SELECT node FROM held WHERE object = ?1 UNION SELECT node FROM copy WHERE object = ?1";
+        "SELECT node FROM held WHERE object = ?1 UNION SELECT node FROM replica WHERE object = ?1";
     let mut statement = db.prepare_cached(sql)?;
     let holders = statement.query_map([object.cast_signed()], |row| row.get::<_, u32>(0))?;
     let sql = "SELECT 1 FROM lost WHERE node = ?1 AND back = 0";
@@ -114,23 +114,23 @@ fn why_copied(db: &Connection, object: u64, removed: &BTreeSet<u32>) -> Result<S
             return Ok("repair".into());
         }
     }
-    Ok("copies".into())
+    Ok("replicas".into())
 }
 
 /// Returns the files for which labels still have to be created.
 pub(crate) fn pending(db: &Connection) -> Result<Vec<v1::Pending>, Fault> {
     let mut pending = Vec::new();
     let sql = "SELECT count(*) FROM short WHERE has < ?1";
-    let short: i64 = db.query_row(sql, params![COPIES_MAX], |row| row.get(0))?;
+    let short: i64 = db.query_row(sql, params![REPLICAS_MAX], |row| row.get(0))?;
     if short > 0 {
         pending.push(v1::Pending {
-            why: "copies".into(),
+            why: "replicas".into(),
             files: short.cast_unsigned(),
             bytes: 0,
         });
     }
     let bytes = burst::sum_of("size");
-    let sql = format!("SELECT why, count(*), {bytes} FROM move GROUP BY why ORDER BY why");
+    let sql = format!("SELECT why, count(*), {bytes} FROM migration GROUP BY why ORDER BY why");
     let mut statement = db.prepare_cached(&sql)?;
     let rows = statement.query_map([], |row| {
         Ok(v1::Pending {

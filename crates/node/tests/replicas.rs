@@ -1,4 +1,4 @@
-//! Copies of many small objects in one batch. A failed copy does not affect others, and a kill at any time loses no copy.
+//! Replicas of many small objects in one batch. A failed copy does not affect others, and a kill at any time loses no replica.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -14,7 +14,7 @@ use tidemill_client::Objects;
 use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_node::{Config, Node};
 use tidemill_wire::capability::rights;
-use tidemill_wire::copies::{CopyItem, OBJECTS_MAX, decode};
+use tidemill_wire::replicas::{OBJECTS_MAX, ReplicaItem, decode};
 use tidemill_wire::{route, v1};
 
 /// Node that has objects, and node that copies them.
@@ -86,7 +86,7 @@ fn spoil(path: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_copies_arrive_and_one_failure_affects_no_other() {
+async fn many_replicas_arrive_and_one_failure_affects_no_other() {
     for in_place in [false, true] {
         let mut two = two(|config| config.in_place = in_place).await;
         let objects: Vec<u64> = (0x100..0x200).collect();
@@ -130,7 +130,7 @@ async fn many_copies_arrive_and_one_failure_affects_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn full_node_takes_copies_that_fit_and_reports_others() {
+async fn full_node_takes_replicas_that_fit_and_reports_others() {
     let mut two = two(|config| {
         config.capacity_bytes = (config.node == NodeId(2)).then_some(100_000);
     })
@@ -190,14 +190,14 @@ async fn copy_without_capability_is_refused() {
     for object in [5, 6, 7] {
         put(&node, object, &bytes(object)).await;
     }
-    let item = |object, of| CopyItem {
+    let item = |object, of| ReplicaItem {
         object,
         capability: route::hex(&capability(1, of, rights::READ)),
     };
     let items = [item(5, 5), item(6, 5), item(7, 7), item(8, 8)];
     let (objects, url) = (Objects::new(None), node.url().into());
     for with_bytes in [false, true] {
-        let body = objects.copies(NodeId(1), &url, &items, with_bytes).await;
+        let body = objects.replicas(NodeId(1), &url, &items, with_bytes).await;
         let body = body.unwrap();
         let mut rest = &*body;
         for (object, given) in [(5, true), (6, false), (7, true), (8, false)] {
@@ -215,7 +215,7 @@ async fn copy_without_capability_is_refused() {
         assert!(rest.is_empty());
     }
     let many = vec![item(5, 5); OBJECTS_MAX + 1];
-    let refused = objects.copies(NodeId(1), &url, &many, false).await;
+    let refused = objects.replicas(NodeId(1), &url, &many, false).await;
     assert!(refused.unwrap_err().to_string().contains("more objects"));
     node.stop().await;
 }
@@ -239,7 +239,7 @@ impl Drop for Killed {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn node_killed_repeatedly_ends_with_all_copies() {
+async fn node_killed_repeatedly_ends_with_all_replicas() {
     let directories = [directory(), directory()];
     let mut server = FakeServer::start().await;
     let source = Node::start(config(1, directories[0].path(), &server)).await;
@@ -269,7 +269,7 @@ async fn node_killed_repeatedly_ends_with_all_copies() {
             tokio::time::sleep(Duration::from_millis(5 << (round % 6))).await;
         }
         drop(child);
-        // A recorded copy must exist: its source may be removed as soon as the outcome was reported.
+        // A recorded replica must exist: its source may be removed as soon as the outcome was reported.
         left = objects.clone();
         left.retain(|&object| match hash(target, object) {
             Some(kept) => {

@@ -5,10 +5,10 @@ use std::io::{Read, Seek};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Returns the node with the first copy of a file, from `tidemill layout`.
+/// Returns the node with the first replica of a file, from `tidemill layout`.
 fn node_of(cluster: &Cluster, path: &str) -> u64 {
     let layout = cluster.json(&["layout", path]);
-    layout["parts"][0]["copies"][0]["node"].as_u64().unwrap()
+    layout["parts"][0]["replicas"][0]["node"].as_u64().unwrap()
 }
 
 /// Reads files repeatedly, through the mount and with new lookups of their names, until `end` is set; returns the number of repetitions.
@@ -177,11 +177,11 @@ fn move_and_rebalance_survive_server_kills() {
     assert!(check.ok, "{}{}", check.out, check.err);
 }
 
-/// Returns the nodes of the first copies of a file's parts, in the order of the parts.
+/// Returns the nodes of the first replicas of a file's parts, in the order of the parts.
 fn nodes_of(cluster: &Cluster, path: &str) -> Vec<u64> {
     let layout = cluster.json(&["layout", path]);
     let parts = layout["parts"].as_array().unwrap().iter();
-    let first = |part: &serde_json::Value| part["copies"][0]["node"].as_u64().unwrap();
+    let first = |part: &serde_json::Value| part["replicas"][0]["node"].as_u64().unwrap();
     parts.map(first).collect()
 }
 

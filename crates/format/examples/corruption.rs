@@ -1,4 +1,4 @@
-//! Reads any number of damaged files: `damage RUNS [SEED]`. Each is a file of tests/fixtures with some bytes changed.
+//! Reads any number of corrupt files: `corruption RUNS [SEED]`. Each is a file of tests/fixtures with some bytes changed.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -37,7 +37,7 @@ impl Chance {
     }
 }
 
-/// Returns the undamaged files, with their names.
+/// Returns the intact files, with their names.
 pub(crate) fn fixtures() -> Vec<(String, Vec<u8>)> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let mut files: Vec<(String, Vec<u8>)> = directory
@@ -56,9 +56,9 @@ pub(crate) fn fixtures() -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Returns a file with some bytes changed or its end cut off. Some new bytes look like sizes. Most damage is near bytes that look like a
+/// Returns a file with some bytes changed or its end cut off. Some new bytes look like sizes. Most corruption is near bytes that look like a
 /// header.
-pub(crate) fn damaged(file: &[u8], chance: &mut Chance) -> Vec<u8> {
+pub(crate) fn corrupt(file: &[u8], chance: &mut Chance) -> Vec<u8> {
     let mut file = file.to_vec();
     for _ in 0..=chance.below(6) {
         let near = if chance.below(2) == 0 {
@@ -177,13 +177,13 @@ fn main() {
     let start = std::time::Instant::now();
     while done < runs {
         let (name, file) = &files[usize::try_from(done).unwrap() % files.len()];
-        let damaged = damaged(file, &mut chance);
-        let keep = std::panic::catch_unwind(|| one(name, &damaged));
+        let corrupt = corrupt(file, &mut chance);
+        let keep = std::panic::catch_unwind(|| one(name, &corrupt));
         match keep {
             Ok(whole) => read += u64::from(whole),
             Err(_) => {
-                std::fs::write("damaged.bin", &damaged).unwrap();
-                panic!("{name}, run {done}, seed {seed}: see damaged.bin");
+                std::fs::write("corrupt.bin", &corrupt).unwrap();
+                panic!("{name}, run {done}, seed {seed}: see corrupt.bin");
             }
         }
         done += 1;

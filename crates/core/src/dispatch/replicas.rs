@@ -1,8 +1,8 @@
-//! Copies of objects on nodes other than the first: the objects that nodes should have pulled for earlier labels, and the copies that
+//! Replicas of objects on nodes other than the first: the objects that nodes should have pulled for earlier labels, and the replicas that
 //! are kept permanently. This module only records them for the dispatcher.
 //!
-//! Pulled copies only influence estimated costs. Labels name a node that holds an object, and a node that dropped its copy pulls
-//! the object again; so a wrong guess moves bytes but loses nothing. Permanent copies are equal to the first copy: an input is available as
+//! Pulled replicas only influence estimated costs. Labels name a node that holds an object, and a node that dropped its replica pulls
+//! the object again; so a wrong guess moves bytes but loses nothing. Permanent replicas are equal to the first replica: an input is available as
 //! long as a node with any of them is online.
 
 use crate::id::{NodeId, ObjectId};
@@ -10,37 +10,37 @@ use crate::layout::{Layout, Selection, Striped};
 use crate::object::Placed;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Size of the copies that a node keeps after their last use by default, in bytes. Estimates assume this size.
-pub const COPIES_BYTES_MAX: u64 = 256 << 20;
+/// Size of the replicas that a node keeps after their last use by default, in bytes. Estimates assume this size.
+pub const REPLICAS_BYTES_MAX: u64 = 256 << 20;
 
-/// Maximum number of copies per node that estimates consider.
-pub const COPIES_MAX: usize = 4096;
+/// Maximum number of replicas per node that estimates consider.
+pub const REPLICAS_MAX: usize = 4096;
 
-/// Maximum number of recorded permanent copies: beyond it only the first copy of an object is known.
+/// Maximum number of recorded permanent replicas: beyond it only the first replica of an object is known.
 pub const LASTING_MAX: usize = 1 << 20;
 
-/// Copies in the cluster.
+/// Replicas in the cluster.
 #[derive(Debug, Default)]
-pub(super) struct Copies {
-    /// Objects with the nodes that keep a permanent copy in addition to the first copy.
+pub(super) struct Replicas {
+    /// Objects with the nodes that keep a permanent replica in addition to the first replica.
     lasting: BTreeSet<(ObjectId, NodeId)>,
     /// Layouts of objects that consist of several objects.
     parts: BTreeMap<ObjectId, Layout>,
-    /// Objects with nodes whose copies were removed or are corrupt.
-    gone: BTreeSet<(ObjectId, NodeId)>,
-    /// Objects with the nodes that should have a copy.
+    /// Objects with nodes whose replicas were removed or are corrupt.
+    missing: BTreeSet<(ObjectId, NodeId)>,
+    /// Objects with the nodes that should have a replica.
     holders: BTreeSet<(ObjectId, NodeId)>,
     kept: BTreeMap<NodeId, Kept>,
 }
 
-/// Copies of one node, oldest first.
+/// Replicas of one node, oldest first.
 #[derive(Debug, Default)]
 struct Kept {
     order: VecDeque<(ObjectId, u64)>,
     bytes: u64,
 }
 
-impl Copies {
+impl Replicas {
     /// Records that a node is to pull an object.
     pub(super) fn note(&mut self, node: NodeId, object: ObjectId, size: u64) {
         if self.lasting.contains(&(object, node)) || !self.holders.insert((object, node)) {
@@ -49,9 +49,9 @@ impl Copies {
         let kept = self.kept.entry(node).or_default();
         kept.order.push_back((object, size));
         kept.bytes = kept.bytes.saturating_add(size);
-        // The newest copy stays, because it is in use.
+        // The newest replica stays, because it is in use.
         while kept.order.len() > 1
-            && (kept.bytes > COPIES_BYTES_MAX || kept.order.len() > COPIES_MAX)
+            && (kept.bytes > REPLICAS_BYTES_MAX || kept.order.len() > REPLICAS_MAX)
         {
             let Some((oldest, size)) = kept.order.pop_front() else {
                 break;
@@ -61,17 +61,17 @@ impl Copies {
         }
     }
 
-    /// Records that a node has gained or lost a permanent copy; the node of the first copy may lose it, too.
+    /// Records that a node has gained or lost a permanent replica; the node of the first replica may lose it, too.
     pub(super) fn set(&mut self, object: ObjectId, node: NodeId, there: bool) {
         if there {
-            self.gone.remove(&(object, node));
+            self.missing.remove(&(object, node));
             if self.lasting.len() < LASTING_MAX {
                 self.lasting.insert((object, node));
             }
         } else {
             self.lasting.remove(&(object, node));
-            if self.gone.len() < LASTING_MAX {
-                self.gone.insert((object, node));
+            if self.missing.len() < LASTING_MAX {
+                self.missing.insert((object, node));
             }
         }
     }
@@ -120,16 +120,16 @@ impl Copies {
     }
 
     /// Returns whether a node has lost an object that it was reported to hold.
-    pub(super) fn is_gone(&self, object: ObjectId, node: NodeId) -> bool {
-        self.gone.contains(&(object, node))
+    pub(super) fn is_missing(&self, object: ObjectId, node: NodeId) -> bool {
+        self.missing.contains(&(object, node))
     }
 
-    /// Returns whether permanent copies of an object, or their losses, were reported.
+    /// Returns whether permanent replicas of an object, or their losses, were reported.
     pub(super) fn knows(&self, object: ObjectId) -> bool {
-        self.lasting(object).next().is_some() || of(&self.gone, object).next().is_some()
+        self.lasting(object).next().is_some() || of(&self.missing, object).next().is_some()
     }
 
-    /// Removes the records of an object's permanent copies, which nobody needs any more.
+    /// Removes the records of an object's permanent replicas, which nobody needs any more.
     pub(super) fn forget_lasting(&mut self, object: ObjectId) {
         if let Some(layout) = self.parts.remove(&object) {
             for part in layout.parts() {
@@ -140,31 +140,31 @@ impl Copies {
         for node in nodes {
             self.lasting.remove(&(object, node));
         }
-        let gone: Vec<NodeId> = of(&self.gone, object).collect();
-        for node in gone {
-            self.gone.remove(&(object, node));
+        let missing: Vec<NodeId> = of(&self.missing, object).collect();
+        for node in missing {
+            self.missing.remove(&(object, node));
         }
     }
 
-    /// Returns the nodes that keep a permanent copy in addition to the first copy.
+    /// Returns the nodes that keep a permanent replica in addition to the first replica.
     pub(super) fn lasting(&self, object: ObjectId) -> impl Iterator<Item = NodeId> + '_ {
         of(&self.lasting, object)
     }
 
-    /// Returns the nodes that should have a copy.
+    /// Returns the nodes that should have a replica.
     pub(super) fn of(&self, object: ObjectId) -> impl Iterator<Item = NodeId> + '_ {
         let pulled = of(&self.holders, object);
         let pulled = pulled.filter(move |&node| !self.lasting.contains(&(object, node)));
         self.lasting(object).chain(pulled)
     }
 
-    /// Returns the copies that a node should have, oldest first.
+    /// Returns the replicas that a node should have, oldest first.
     pub(super) fn on(&self, node: NodeId) -> impl Iterator<Item = (ObjectId, u64)> + '_ {
         let kept = self.kept.get(&node);
         kept.into_iter().flat_map(|kept| kept.order.iter().copied())
     }
 
-    /// Removes the pulled copies of a node that restarts without them.
+    /// Removes the pulled replicas of a node that restarts without them.
     pub(super) fn forget(&mut self, node: NodeId) {
         for (object, _) in self.kept.remove(&node).unwrap_or_default().order {
             self.holders.remove(&(object, node));
@@ -177,57 +177,60 @@ fn placed(layout: &Layout, part: usize) -> Option<Placed> {
     let part = layout.parts().get(part)?;
     Some(Placed {
         object: part.object,
-        node: part.copies.first()?.node,
+        node: part.replicas.first()?.node,
         size: part.size,
     })
 }
 
 fn of(
-    copies: &BTreeSet<(ObjectId, NodeId)>,
+    replicas: &BTreeSet<(ObjectId, NodeId)>,
     object: ObjectId,
 ) -> impl Iterator<Item = NodeId> + '_ {
     let all = (object, NodeId(0))..=(object, NodeId(u32::MAX));
-    copies.range(all).map(|(_, node)| *node)
+    replicas.range(all).map(|(_, node)| *node)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn holders(copies: &Copies, object: u64) -> Vec<u32> {
-        copies.of(ObjectId(object)).map(|node| node.0).collect()
+    fn holders(replicas: &Replicas, object: u64) -> Vec<u32> {
+        replicas.of(ObjectId(object)).map(|node| node.0).collect()
     }
 
     #[test]
-    fn oldest_copies_of_a_node_are_forgotten_first() {
-        let mut copies = Copies::default();
+    fn oldest_replicas_of_a_node_are_forgotten_first() {
+        let mut replicas = Replicas::default();
         let (here, there) = (NodeId(1), NodeId(2));
-        copies.note(there, ObjectId(7), 1);
-        copies.note(here, ObjectId(7), COPIES_BYTES_MAX - 1);
-        copies.note(here, ObjectId(8), 1);
+        replicas.note(there, ObjectId(7), 1);
+        replicas.note(here, ObjectId(7), REPLICAS_BYTES_MAX - 1);
+        replicas.note(here, ObjectId(8), 1);
         assert_eq!(
-            (holders(&copies, 7), holders(&copies, 8)),
+            (holders(&replicas, 7), holders(&replicas, 8)),
             (vec![1, 2], vec![1])
         );
-        copies.note(here, ObjectId(9), 1);
+        replicas.note(here, ObjectId(9), 1);
         assert_eq!(
-            (holders(&copies, 7), holders(&copies, 9)),
+            (holders(&replicas, 7), holders(&replicas, 9)),
             (vec![2], vec![1])
         );
     }
 
     #[test]
-    fn copies_are_bounded_in_number_and_bytes() {
-        let mut copies = Copies::default();
+    fn replicas_are_bounded_in_number_and_bytes() {
+        let mut replicas = Replicas::default();
         let node = NodeId(1);
-        copies.note(node, ObjectId(1), 2 * COPIES_BYTES_MAX);
-        assert_eq!(holders(&copies, 1), [1]);
-        for object in 2..=COPIES_MAX as u64 + 2 {
-            copies.note(node, ObjectId(object), 0);
+        replicas.note(node, ObjectId(1), 2 * REPLICAS_BYTES_MAX);
+        assert_eq!(holders(&replicas, 1), [1]);
+        for object in 2..=REPLICAS_MAX as u64 + 2 {
+            replicas.note(node, ObjectId(object), 0);
         }
-        assert_eq!(copies.kept[&node].order.len(), COPIES_MAX);
-        assert_eq!((holders(&copies, 1), holders(&copies, 2)), (vec![], vec![]));
-        copies.forget(node);
-        assert!(copies.holders.is_empty() && copies.kept.is_empty());
+        assert_eq!(replicas.kept[&node].order.len(), REPLICAS_MAX);
+        assert_eq!(
+            (holders(&replicas, 1), holders(&replicas, 2)),
+            (vec![], vec![])
+        );
+        replicas.forget(node);
+        assert!(replicas.holders.is_empty() && replicas.kept.is_empty());
     }
 }

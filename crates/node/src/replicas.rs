@@ -1,4 +1,4 @@
-//! Batched copies of small objects: one request to the source node and one sync of the device for many objects. The module writes
+//! Batched replicas of small objects: one request to the source node and one sync of the device for many objects. The module writes
 //! objects to the store.
 //!
 //! An object that can't be copied in a batch is left to be copied alone, which reports the error. Examples: the source is offline, lacks
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidemill_core::id::{LabelId, NodeId, ObjectId};
 use tidemill_core::label::{FailureKind, Input, Lane, Operation, Sealed};
-use tidemill_wire::copies::{Given, OBJECT_BYTES_MAX, OBJECTS_BYTES_MAX, OBJECTS_MAX};
+use tidemill_wire::replicas::{Given, OBJECT_BYTES_MAX, OBJECTS_BYTES_MAX, OBJECTS_MAX};
 
 /// Label that was taken from the queue.
 pub(crate) type Taken = (LabelId, Live);
@@ -43,13 +43,13 @@ fn small(live: &Live) -> Option<u64> {
     small.then_some(from.size)
 }
 
-/// Makes as many copies as possible. Returns the labels that are left.
+/// Makes as many replicas as possible. Returns the labels that are left.
 pub(crate) fn make(parts: &Parts, labels: &Arc<Labels>, taken: Vec<Taken>) -> Vec<Taken> {
     let new = |(_, live): &&Taken| {
         let Operation::Copy { from, .. } = &live.label.operation else {
             return false;
         };
-        // A damaged object is recreated in its place, and an object that is stored here is not fetched.
+        // A corrupt object is recreated in its place, and an object that is stored here is not fetched.
         let known = |db: &rusqlite::Connection| records::has_object(db, from.object);
         small(live).is_some() && from.node != parts.node && !parts.db.read(known).unwrap_or(true)
     };
@@ -76,7 +76,7 @@ pub(crate) fn make(parts: &Parts, labels: &Arc<Labels>, taken: Vec<Taken>) -> Ve
     left
 }
 
-/// Makes the copies durable at their final place. If this fails for a copy, the copy is made again alone, which reports the error.
+/// Makes the replicas durable at their final place. If this fails for a replica, the replica is copied again alone, which reports the error.
 fn settle(parts: &Parts, made: &mut BTreeMap<LabelId, Work>) {
     let mut labels = Vec::with_capacity(made.len());
     let mut objects = Vec::with_capacity(made.len());
@@ -95,7 +95,7 @@ fn settle(parts: &Parts, made: &mut BTreeMap<LabelId, Work>) {
     for (id, settled) in labels.into_iter().zip(parts.store.settle(&objects)) {
         if let Err(error) = settled {
             if failed == 0 {
-                tracing::warn!(%error, "copies are made one by one");
+                tracing::warn!(%error, "replicas are made one by one");
             }
             failed += 1;
             made.remove(&id);
@@ -124,11 +124,11 @@ fn bring(parts: &Parts, node: NodeId, wanted: &[&Taken], made: &mut BTreeMap<Lab
         }
     };
     if let Err(error) = parts.pulls.many(node, &objects, &cancelled, take) {
-        tracing::debug!(%error, "copies are made one by one");
+        tracing::debug!(%error, "replicas are made one by one");
     }
 }
 
-/// Stores the bytes of a copy.
+/// Stores the bytes of a replica.
 fn keep(parts: &Parts, live: &Live, bytes: &[u8], hash: Hash) -> Option<Work> {
     let Operation::Copy { to, part, .. } = &live.label.operation else {
         return None;
@@ -180,7 +180,7 @@ pub(crate) fn give(parts: &Parts, objects: &[Option<ObjectId>], with_bytes: bool
         let one = object.zip(sum).and_then(|(object, sum)| {
             total = sum.size.saturating_add(total);
             let fits = sum.size <= OBJECT_BYTES_MAX && total <= 2 * OBJECTS_BYTES_MAX;
-            if !fits || sum.damage.is_some() {
+            if !fits || sum.corruption.is_some() {
                 return None;
             }
             let read = with_bytes || sum.hash.is_none();

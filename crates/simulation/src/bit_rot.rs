@@ -6,7 +6,7 @@ use crate::store::Bytes;
 use crate::world::World;
 use std::sync::Arc;
 use tidemill_core::id::ObjectId;
-use tidemill_core::label::{Damaged, FailureKind};
+use tidemill_core::label::{Corrupt, FailureKind};
 use tidemill_node::labels::Live;
 use tidemill_node::records::{self, Hash};
 use tidemill_node::task::Work;
@@ -14,7 +14,7 @@ use tidemill_wire::v1::{self, from_node::Message};
 
 /// Longest pause between two such faults, in milliseconds.
 const PAUSE_MS: u64 = 2000;
-/// Description of damage in reports of nodes.
+/// Description of corruption in reports of nodes.
 const WHAT: &str = "has another content";
 /// Number of attempts to find a victim.
 const TRIES: u64 = 20;
@@ -32,7 +32,7 @@ pub(crate) fn hash(bytes: Bytes) -> Hash {
 enum Found {
     Good(u64),
     Unknown,
-    Damaged,
+    Corrupt,
 }
 
 impl Node {
@@ -41,51 +41,51 @@ impl Node {
         let sum = self.read(|db| records::sum(db, ObjectId(object)));
         match (sum, self.store.read(object)) {
             (None, _) => Found::Unknown,
-            (Some(sum), Some(bytes)) if !self.store.is_rotten(object) => {
+            (Some(sum), Some(bytes)) if !self.store.is_corrupt(object) => {
                 assert_eq!(sum.size, bytes.size, "object {object} has another length");
                 Found::Good(bytes.size)
             }
-            (Some(_), _) => Found::Damaged,
+            (Some(_), _) => Found::Corrupt,
         }
     }
 
     /// Records that an object is corrupt, if it is. Returns whether it is.
-    pub(crate) fn find_damage(&mut self, object: u64) -> bool {
-        let damaged = self.look(object) == Found::Damaged;
-        if let (true, Some(life)) = (damaged, &self.life) {
-            life.set_damaged(object);
+    pub(crate) fn find_corruption(&mut self, object: u64) -> bool {
+        let corrupt = self.look(object) == Found::Corrupt;
+        if let (true, Some(life)) = (corrupt, &self.life) {
+            life.set_corrupt(object);
         }
-        damaged
+        corrupt
     }
 
     /// Checks objects at the start of a node that are recorded as corrupt and still in their place.
     pub(crate) fn settle(&mut self) {
-        let marked = self.read(|db| records::damaged(db, None, u32::MAX));
+        let marked = self.read(|db| records::corrupt(db, None, u32::MAX));
         for (object, _) in marked {
             match self.look(object.0) {
-                Found::Good(_) => drop(self.read(|db| records::set_damage(db, object, None))),
-                Found::Unknown | Found::Damaged => drop(self.store.objects.remove(&object.0)),
+                Found::Good(_) => drop(self.read(|db| records::set_corruption(db, object, None))),
+                Found::Unknown | Found::Corrupt => drop(self.store.objects.remove(&object.0)),
             }
         }
     }
 
-    /// Sets aside and reports objects whose damage has been recorded.
+    /// Sets aside and reports objects whose corruption has been recorded.
     pub(crate) fn set_aside(&mut self) {
         let Some(life) = &self.life else { return };
-        let found = std::mem::take(&mut *life.damaged.lock());
+        let found = std::mem::take(&mut *life.corrupt.lock());
         if found.is_empty() {
             return;
         }
-        let told = |&object: &u64| v1::DamagedObject {
+        let told = |&object: &u64| v1::CorruptObject {
             object,
             what: WHAT.into(),
         };
         let objects = found.iter().map(told).collect();
         life.reports
-            .send(Message::Damaged(v1::DamagedObjects { objects }));
+            .send(Message::Corrupt(v1::CorruptObjects { objects }));
         for object in found {
             // The object may have been rewritten since.
-            if self.look(object) == Found::Damaged {
+            if self.look(object) == Found::Corrupt {
                 self.store.objects.remove(&object);
             }
         }
@@ -93,15 +93,15 @@ impl Node {
 }
 
 impl Life {
-    fn set_damaged(&self, object: u64) {
-        let damaged = Arc::clone(&self.damaged);
+    fn set_corrupt(&self, object: u64) {
+        let corrupt = Arc::clone(&self.corrupt);
         let id = ObjectId(object);
         self.db.submit(
             false,
-            move |db| records::set_damage(db, id, Some(WHAT)),
+            move |db| records::set_corruption(db, id, Some(WHAT)),
             move |marked| {
                 if marked.unwrap_or(false) {
-                    damaged.lock().push(object);
+                    corrupt.lock().push(object);
                 }
             },
         );
@@ -116,10 +116,10 @@ pub(crate) fn verified(node: &mut Node, live: &Live, objects: &[ObjectId]) -> Di
         match node.look(object.0) {
             Found::Good(bytes) => outcome.read_bytes += bytes,
             Found::Unknown if node.store.read(object.0).is_some() => {}
-            Found::Unknown | Found::Damaged => {
-                node.find_damage(object.0);
+            Found::Unknown | Found::Corrupt => {
+                node.find_corruption(object.0);
                 let what = WHAT.into();
-                outcome.damaged.push(Damaged { object, what });
+                outcome.corrupt.push(Corrupt { object, what });
             }
         }
     }
@@ -134,12 +134,12 @@ pub(crate) fn verified(node: &mut Node, live: &Live, objects: &[ObjectId]) -> Di
 }
 
 impl World {
-    /// Corrupts or removes an object that has another copy.
-    pub(crate) fn rot(&mut self) {
+    /// Corrupts or removes an object that has another replica.
+    pub(crate) fn bit_rot(&mut self) {
         if self.calm.get() {
             return;
         }
-        let Some(mut dice) = self.rot.take() else {
+        let Some(mut dice) = self.bit_rot.take() else {
             return;
         };
         for _ in 0..TRIES {
@@ -149,25 +149,25 @@ impl World {
             let Some(&object) = objects.keys().nth(index) else {
                 continue;
             };
-            if self.may_rot(node, object) {
-                self.say(&format!("object {object} rots on node {node}"));
+            if self.may_corrupt(node, object) {
+                self.say(&format!("object {object} is corrupted on node {node}"));
                 let store = &mut self.nodes[node].store;
                 if dice.chance(300) {
                     store.objects.remove(&object);
                 } else {
-                    store.rot(object);
+                    store.corrupt(object);
                 }
-                self.rotted.insert((node, object));
+                self.corrupted.insert((node, object));
                 break;
             }
         }
         let delay = 1 + dice.roll(PAUSE_MS);
-        self.rot = Some(dice);
-        self.later(delay, "rot", World::rot);
+        self.bit_rot = Some(dice);
+        self.later(delay, "bit rot", World::bit_rot);
     }
 
-    /// Returns whether the server knows another copy, and all copies that it knows are good.
-    fn may_rot(&self, node: usize, object: u64) -> bool {
+    /// Returns whether the server knows another replica, and all replicas that it knows are good.
+    fn may_corrupt(&self, node: usize, object: u64) -> bool {
         let Some(server) = &self.server else {
             return false;
         };
@@ -175,7 +175,7 @@ impl World {
             return false;
         }
         let sql = "SELECT node FROM version WHERE object = ?1 AND removed = 0 \
-                   UNION SELECT node FROM copy WHERE object = ?1 AND state = 1";
+                   UNION SELECT node FROM replica WHERE object = ?1 AND state = 1";
         let known = server.read(|db| {
             let mut statement = db.prepare_cached(sql)?;
             let rows = statement.query_map([object.cast_signed()], |row| row.get::<_, u32>(0))?;
@@ -184,46 +184,46 @@ impl World {
         let known = known.expect("the server's tables can be read");
         let mut holders = self.nodes.iter().filter(|one| known.contains(&one.id));
         let good = |one: &Node| one.look(object) == (Found::Good(self.size(object)));
-        let damaged = |one: &Node| {
+        let corrupt = |one: &Node| {
             let sum = one.read(|db| records::sum(db, ObjectId(object)));
-            sum.is_some_and(|sum| sum.damage.is_some())
+            sum.is_some_and(|sum| sum.corruption.is_some())
         };
         known.len() > 1
             && known.contains(&self.nodes[node].id)
-            && holders.all(|one| good(one) && !damaged(one))
+            && holders.all(|one| good(one) && !corrupt(one))
     }
 
     fn size(&self, object: u64) -> u64 {
         self.reference.content(object).map_or(0, |bytes| bytes.size)
     }
 
-    /// Checks that no client is sent to a copy that the server knows to be corrupt.
+    /// Checks that no client is sent to a replica that the server knows to be corrupt.
     pub(crate) fn check_served(&self, opened: &v1::Opened) {
         let Some(server) = &self.server else { return };
-        let sql = "SELECT EXISTS (SELECT 1 FROM damage WHERE object = ?1 AND node = ?2)";
-        let damaged = server.read(|db| {
+        let sql = "SELECT EXISTS (SELECT 1 FROM corruption WHERE object = ?1 AND node = ?2)";
+        let corrupt = server.read(|db| {
             let row = rusqlite::params![opened.object.cast_signed(), opened.node];
             db.query_row(sql, row, |row| row.get::<_, bool>(0))
         });
         assert!(
-            !damaged.expect("the server's tables can be read"),
-            "object {} is read from node {}, where it is damaged",
+            !corrupt.expect("the server's tables can be read"),
+            "object {} is read from node {}, where it is corrupt",
             opened.object,
             opened.node
         );
     }
 
     /// Returns the objects that are corrupt or recorded as corrupt, and were not rewritten yet.
-    pub(crate) fn rotten(&self) -> Vec<String> {
-        let mut rotten = Vec::new();
+    pub(crate) fn corrupt_objects(&self) -> Vec<String> {
+        let mut corrupt = Vec::new();
         for node in &self.nodes {
             let objects = node.store.objects.keys();
-            let objects = objects.filter(|&&object| node.store.is_rotten(object));
-            rotten.extend(objects.map(|object| format!("{object} on node {}", node.id)));
-            let marked = node.read(|db| records::damaged(db, None, u32::MAX));
+            let objects = objects.filter(|&&object| node.store.is_corrupt(object));
+            corrupt.extend(objects.map(|object| format!("{object} on node {}", node.id)));
+            let marked = node.read(|db| records::corrupt(db, None, u32::MAX));
             let marked = marked.iter();
-            rotten.extend(marked.map(|(object, _)| format!("{object} of node {}", node.id)));
+            corrupt.extend(marked.map(|(object, _)| format!("{object} of node {}", node.id)));
         }
-        rotten
+        corrupt
     }
 }

@@ -1,49 +1,49 @@
-//! Copies of versions in the namespace: the wanted number and the nodes that have them.
+//! Replicas of versions in the namespace: the wanted number and the nodes that have them.
 //!
-//! All copies of a version are one object with one id. The tables `inode` and `version` have the first copy, also of a version with
-//! only one copy; the table `copy` has the others. The table `short` lists versions that may have too few copies; [`crate::copies`]
+//! All replicas of a version are one object with one id. The tables `inode` and `version` have the first replica, also of a version with
+//! only one replica; the table `replica` has the others. The table `short` lists versions that may have too few replicas; [`crate::replicas`]
 //! processes it.
 
-use super::attribute::DIRECTORY_COPIES;
+use super::attribute::DIRECTORY_REPLICAS;
 use super::fault::Fault;
 use super::parts;
 use super::transaction::Tx;
 use super::vnode::Vnode;
-use crate::damage;
+use crate::corruption;
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::{Value, json};
-use tidemill_core::copies::{COPIES_MAX, CopyState, Wanted};
 use tidemill_core::layout::{self, Layout, Part};
+use tidemill_core::replicas::{REPLICAS_MAX, ReplicaState, Wanted};
 use tidemill_wire::v1::name_result::Result as Answer;
 
-/// States of a copy (`copy.state`).
+/// States of a replica (`replica.state`).
 pub(crate) const COMING: i64 = 0;
 pub(crate) const CURRENT: i64 = 1;
 
 impl Tx<'_> {
-    /// Returns the wanted number of copies of a file's current version.
-    pub(crate) fn copies_wanted(&self, vnode: &Vnode, named: &str) -> Result<Wanted, Fault> {
+    /// Returns the wanted number of replicas of a file's current version.
+    pub(crate) fn replicas_wanted(&self, vnode: &Vnode, named: &str) -> Result<Wanted, Fault> {
         if !named.is_empty() {
-            return named.parse().map_err(Fault::BadCopies);
+            return named.parse().map_err(Fault::BadReplicas);
         }
         // An object that is not a file's version is deleted soon.
         if vnode.version == 0 {
             return Ok(Wanted::ONE);
         }
-        let directories = if self.shared.directory_copies() {
-            self.directory_copies(vnode.ino)?
+        let directories = if self.shared.directory_replicas() {
+            self.directory_replicas(vnode.ino)?
         } else {
             None
         };
-        Ok(directories.unwrap_or_else(|| self.shared.copies()))
+        Ok(directories.unwrap_or_else(|| self.shared.replicas()))
     }
 
-    fn directory_copies(&self, ino: u64) -> Result<Option<Wanted>, Fault> {
-        self.directory_attribute(&self.directory_of(ino)?, DIRECTORY_COPIES)
+    fn directory_replicas(&self, ino: u64) -> Result<Option<Wanted>, Fault> {
+        self.directory_attribute(&self.directory_of(ino)?, DIRECTORY_REPLICAS)
     }
 
-    /// Requests copies of a version that was just recorded.
-    pub(crate) fn want_copies(&self, vnode: &Vnode, now: bool) -> Result<(), Fault> {
+    /// Requests replicas of a version that was just recorded.
+    pub(crate) fn want_replicas(&self, vnode: &Vnode, now: bool) -> Result<(), Fault> {
         let at = if now { AT_ONCE } else { self.now };
         if !vnode.has_parts() {
             return look_again(self.db, vnode.object, at);
@@ -56,16 +56,16 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Returns the answer for a caller that has sealed a version: done, or wait for copies that are being made. Callers do not wait
-    /// for copies that can't be made at present.
+    /// Returns the answer for a caller that has sealed a version: done, or wait for replicas that are being made. Callers do not wait
+    /// for replicas that can't be made at present.
     pub(crate) fn sealed_with(&self, vnode: &Vnode, wanted: Wanted) -> Result<Answer, Fault> {
         let attr = vnode.attr();
-        if !wanted.now || wanted.copies < 2 {
+        if !wanted.now || wanted.replicas < 2 {
             return Ok(Answer::Attr(attr));
         }
         let sql = "SELECT 1 FROM held CROSS JOIN short ON short.object = held.object AND at <= ?2 \
                    WHERE (held.object = ?1 OR held.object IN (SELECT part FROM part WHERE part.object = ?1)) \
-                   AND removed = 0 AND copies > 1 + (SELECT count(*) FROM copy WHERE copy.object = held.object AND state = ?3)";
+                   AND removed = 0 AND replicas > 1 + (SELECT count(*) FROM replica WHERE replica.object = held.object AND state = ?3)";
         let row = params![vnode.object.cast_signed(), self.now, CURRENT];
         let waits = self.db.prepare_cached(sql)?.exists(row)?;
         Ok(if waits {
@@ -75,29 +75,32 @@ impl Tx<'_> {
         })
     }
 
-    /// Returns the wanted number of copies of a version, and the nodes with a further copy or a copy in progress.
-    pub(crate) fn copies_of(&self, object: u64) -> Result<(u32, Vec<(u32, CopyState)>), Fault> {
-        let sql = "SELECT copies FROM version WHERE object = ?1";
+    /// Returns the wanted number of replicas of a version, and the nodes with a further replica or a replica in progress.
+    pub(crate) fn replicas_of(
+        &self,
+        object: u64,
+    ) -> Result<(u32, Vec<(u32, ReplicaState)>), Fault> {
+        let sql = "SELECT replicas FROM version WHERE object = ?1";
         let mut statement = self.db.prepare_cached(sql)?;
         let wanted = statement.query_row([object.cast_signed()], |row| row.get(0));
         Ok((wanted.optional()?.unwrap_or(1), others(self.db, object)?))
     }
 
     /// Returns the node to read an object from. This is the first node. If that one does not respond, or the caller avoids
-    /// it, a node with another copy is chosen.
+    /// it, a node with another replica is chosen.
     pub(crate) fn readable(&self, object: u64, first: u32, avoid: &[u32]) -> Result<u32, Fault> {
-        let damaged = self.shared.damage() && damage::is(self.db, object, first)?;
-        if object == 0 || (self.shared.answers(first) && !avoid.contains(&first) && !damaged) {
+        let corrupt = self.shared.corruption() && corruption::is(self.db, object, first)?;
+        if object == 0 || (self.shared.answers(first) && !avoid.contains(&first) && !corrupt) {
             return Ok(first);
         }
         let others = others(self.db, object)?.into_iter();
-        let others = others.filter(|(_, state)| *state == CopyState::Current);
+        let others = others.filter(|(_, state)| *state == ReplicaState::Current);
         let all: Vec<u32> = std::iter::once(first)
-            .filter(|_| !damaged)
+            .filter(|_| !corrupt)
             .chain(others.map(|(node, _)| node))
             .collect();
         if all.is_empty() {
-            return Err(self.damaged(object, first)?);
+            return Err(self.corrupt(object, first)?);
         }
         let mut better = all.iter().filter(|node| !avoid.contains(node));
         let answering = better.clone().find(|&&node| self.shared.answers(node));
@@ -107,38 +110,38 @@ impl Tx<'_> {
         Ok(up.copied().unwrap_or(all[0]))
     }
 
-    /// Returns a node that is up and has the damaged bytes of an object.
-    pub(crate) fn damaged_on(&self, object: u64) -> Result<Option<u32>, Fault> {
-        let damaged = damage::of(self.db, object)?.into_iter();
-        let mut damaged = damaged.map(|(node, _)| node);
-        Ok(damaged.find(|&node| self.shared.is_up(node)))
+    /// Returns a node that is up and has the corrupt bytes of an object.
+    pub(crate) fn corrupt_on(&self, object: u64) -> Result<Option<u32>, Fault> {
+        let corrupt = corruption::of(self.db, object)?.into_iter();
+        let mut corrupt = corrupt.map(|(node, _)| node);
+        Ok(corrupt.find(|&node| self.shared.is_up(node)))
     }
 
-    fn damaged(&self, object: u64, first: u32) -> Result<Fault, Fault> {
-        let damaged = damage::of(self.db, object)?;
-        let known = damaged.into_iter().find(|(node, _)| *node == first);
+    fn corrupt(&self, object: u64, first: u32) -> Result<Fault, Fault> {
+        let corrupt = corruption::of(self.db, object)?;
+        let known = corrupt.into_iter().find(|(node, _)| *node == first);
         let sql = "SELECT path FROM held WHERE object = ?1";
         let mut statement = self.db.prepare_cached(sql)?;
         let path = statement.query_row([object.cast_signed()], |row| row.get::<_, Vec<u8>>(0));
         let path = String::from_utf8_lossy(&path.optional()?.unwrap_or_default()).into_owned();
         let what = known.map(|(_, what)| what).unwrap_or_default();
-        let fault = Fault::DamagedFile(path, first, what);
+        let fault = Fault::CorruptFile(path, first, what);
         tracing::warn!("{fault}");
         Ok(fault)
     }
 
-    /// Removes the copies of a version that is removed. A copy in progress is removed when it is complete.
-    pub(crate) fn drop_copies(&self, object: u64) -> Result<(), Fault> {
+    /// Removes the replicas of a version that is removed. A replica in progress is removed when it is complete.
+    pub(crate) fn drop_replicas(&self, object: u64) -> Result<(), Fault> {
         let object = object.cast_signed();
         let sql = "INSERT OR IGNORE INTO removal(object, node, queued) \
-                   SELECT object, node, ?2 FROM copy WHERE object = ?1 AND state = ?3";
+                   SELECT object, node, ?2 FROM replica WHERE object = ?1 AND state = ?3";
         self.db
             .prepare_cached(sql)?
             .execute(params![object, self.now, CURRENT])?;
         for sql in [
-            "DELETE FROM copy WHERE object = ?1",
+            "DELETE FROM replica WHERE object = ?1",
             "DELETE FROM short WHERE object = ?1",
-            "DELETE FROM move WHERE object = ?1",
+            "DELETE FROM migration WHERE object = ?1",
             "DELETE FROM burst WHERE object = ?1 OR object IN (SELECT part FROM part WHERE object = ?1)",
         ] {
             self.db.prepare_cached(sql)?.execute([object])?;
@@ -146,10 +149,10 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Forgets the damage of a version that is removed: no copy needs a repair.
-    pub(crate) fn forget_damage(&self, object: u64) -> Result<(), Fault> {
+    /// Forgets the corruption of a version that is removed: no replica needs a repair.
+    pub(crate) fn forget_corruption(&self, object: u64) -> Result<(), Fault> {
         for sql in [
-            "DELETE FROM damage WHERE object = ?1",
+            "DELETE FROM corruption WHERE object = ?1",
             "DELETE FROM short WHERE object = ?1",
         ] {
             self.db
@@ -165,7 +168,7 @@ impl Tx<'_> {
             "layout": "whole",
             "version": vnode.version,
             "size": vnode.size,
-            "copies": self.copies_of(vnode.object)?.0,
+            "replicas": self.replicas_of(vnode.object)?.0,
             "parts": [],
         });
         if vnode.object != 0 {
@@ -184,19 +187,19 @@ impl Tx<'_> {
     }
 
     fn told(&self, layout: &Layout) -> Vec<Value> {
-        let copy = |copy: &layout::Copy| {
-            let leaves = self.shared.leaving.is_emptied(copy.node.0);
-            let state = match copy.state {
-                CopyState::Current if leaves && self.shared.is_up(copy.node.0) => "leaving",
-                CopyState::Current if self.shared.bursts.has(copy.node.0) => "burst",
-                CopyState::Coming => "coming",
-                CopyState::Lost => "lost",
-                CopyState::Damaged => "damaged",
-                _ if self.shared.is_up(copy.node.0) => "current",
-                _ if self.shared.sleepers.sleeps(copy.node.0) => "suspended",
-                _ => "away",
+        let replica = |replica: &layout::Replica| {
+            let leaves = self.shared.leaving.is_emptied(replica.node.0);
+            let state = match replica.state {
+                ReplicaState::Current if leaves && self.shared.is_up(replica.node.0) => "leaving",
+                ReplicaState::Current if self.shared.bursts.has(replica.node.0) => "burst",
+                ReplicaState::Coming => "coming",
+                ReplicaState::Lost => "lost",
+                ReplicaState::Corrupt => "corrupt",
+                _ if self.shared.is_up(replica.node.0) => "current",
+                _ if self.shared.sleepers.sleeps(replica.node.0) => "suspended",
+                _ => "offline",
             };
-            json!({ "node": copy.node.0, "state": state })
+            json!({ "node": replica.node.0, "state": state })
         };
         let part = |(index, part): (usize, &Part)| {
             let pieces = layout.pieces_of(index, 0..part.size);
@@ -204,23 +207,23 @@ impl Tx<'_> {
                 "object": format!("{:016x}", part.object.0),
                 "offset": pieces.first().map_or(0, |piece| piece.offset),
                 "size": part.size,
-                "copies": part.copies.iter().map(copy).collect::<Vec<_>>(),
+                "replicas": part.replicas.iter().map(replica).collect::<Vec<_>>(),
             })
         };
         layout.parts().iter().enumerate().map(part).collect()
     }
 }
 
-/// Returns the nodes with a copy other than the first, also those with a copy in progress.
-pub(crate) fn others(db: &Connection, object: u64) -> Result<Vec<(u32, CopyState)>, Fault> {
-    let sql = "SELECT copy.node, state, mending FROM copy LEFT JOIN damage \
-               ON damage.object = copy.object AND damage.node = copy.node \
-               WHERE copy.object = ?1 ORDER BY copy.node";
+/// Returns the nodes with a replica other than the first, also those with a replica in progress.
+pub(crate) fn others(db: &Connection, object: u64) -> Result<Vec<(u32, ReplicaState)>, Fault> {
+    let sql = "SELECT replica.node, state, repairing FROM replica LEFT JOIN corruption \
+               ON corruption.object = replica.object AND corruption.node = replica.node \
+               WHERE replica.object = ?1 ORDER BY replica.node";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([object.cast_signed()], |row| {
         let state = match (row.get(1)?, row.get(2)?) {
-            (COMING, _) => CopyState::Coming,
-            (_, mending) => of_damage(mending),
+            (COMING, _) => ReplicaState::Coming,
+            (_, repairing) => of_corruption(repairing),
         };
         Ok((row.get(0)?, state))
     })?;
@@ -228,23 +231,27 @@ pub(crate) fn others(db: &Connection, object: u64) -> Result<Vec<(u32, CopyState
 }
 
 /// Returns the state of an object on its first node.
-pub(crate) fn state_of_first(db: &Connection, object: u64, node: u32) -> Result<CopyState, Fault> {
-    let sql = "SELECT mending FROM damage WHERE object = ?1 AND node = ?2";
+pub(crate) fn state_of_first(
+    db: &Connection,
+    object: u64,
+    node: u32,
+) -> Result<ReplicaState, Fault> {
+    let sql = "SELECT repairing FROM corruption WHERE object = ?1 AND node = ?2";
     let mut statement = db.prepare_cached(sql)?;
-    let mending = statement.query_row(params![object.cast_signed(), node], |row| row.get(0));
-    Ok(of_damage(mending.optional()?))
+    let repairing = statement.query_row(params![object.cast_signed(), node], |row| row.get(0));
+    Ok(of_corruption(repairing.optional()?))
 }
 
-/// Returns the state of an existing copy from its damage: damaged, or under repair.
-fn of_damage(mending: Option<bool>) -> CopyState {
-    match mending {
-        None => CopyState::Current,
-        Some(true) => CopyState::Coming,
-        Some(false) => CopyState::Damaged,
+/// Returns the state of an existing replica from its corruption: corrupt, or under repair.
+fn of_corruption(repairing: Option<bool>) -> ReplicaState {
+    match repairing {
+        None => ReplicaState::Current,
+        Some(true) => ReplicaState::Coming,
+        Some(false) => ReplicaState::Corrupt,
     }
 }
 
-/// Schedules a check whether a version has enough copies; versions with only one copy are checked first.
+/// Schedules a check whether a version has enough replicas; versions with only one replica are checked first.
 pub(crate) fn look_again(db: &Connection, object: u64, at: i64) -> Result<(), Fault> {
     let sql = "INSERT INTO short VALUES (?1, 1, ?2) ON CONFLICT DO UPDATE SET at = min(at, ?2)";
     db.prepare_cached(sql)?
@@ -252,44 +259,43 @@ pub(crate) fn look_again(db: &Connection, object: u64, at: i64) -> Result<(), Fa
     Ok(())
 }
 
-/// Number of copies of a version that was just sealed (`short.has`).
+/// Number of replicas of a version that was just sealed (`short.has`).
 pub(crate) const NEW: i64 = 1;
 /// Due time of a version that a caller waits for (`short.at`): a time long past.
 const AT_ONCE: i64 = 0;
-/// Number for a version that only has to be moved (`short.has`). No copy is missing, so it is processed after all versions with too
-/// few copies.
-pub(crate) const MOVES: i64 = COPIES_MAX as i64 + 1;
-/// Reason for a move of an object (`move.why`).
+/// Number for a version that only has to be moved (`short.has`). No replica is missing, so it is processed after all versions with too
+/// few replicas.
+pub(crate) const MIGRATIONS: i64 = REPLICAS_MAX as i64 + 1;
+/// Reason for a migration of an object (`migration.why`).
 pub(crate) const DRAIN: i64 = 0;
 pub(crate) const MOVE: i64 = 1;
 pub(crate) const REBALANCE: i64 = 2;
 pub(crate) const BURST: i64 = 3;
 pub(crate) const STAGE: i64 = 4;
-/// Source of a copy that leaves no node (`move.source`).
+/// Source of a replica that leaves no node (`migration.source`).
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
-/// Schedules an object that has a row of `move`, or that is to drain.
-pub(crate) fn moves_at(db: &Connection, object: i64, at: i64) -> Result<(), Fault> {
+/// Schedules an object that has a row of `migration`, or that is to drain.
+pub(crate) fn migrates_at(db: &Connection, object: i64, at: i64) -> Result<(), Fault> {
     let sql = "INSERT INTO short VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET at = min(at, ?3)";
     db.prepare_cached(sql)?
-        .execute(params![object, MOVES, at])?;
+        .execute(params![object, MIGRATIONS, at])?;
     Ok(())
 }
 
 /// Moves an object from a node that is being emptied, after it was just written there.
 pub(crate) fn leaves(db: &Connection, object: u64, node: u32, at: i64) -> Result<(), Fault> {
     let object = object.cast_signed();
-    let sql =
-        "INSERT OR IGNORE INTO move SELECT ?2, object, NULL, size, ?3 FROM held WHERE object = ?1";
+    let sql = "INSERT OR IGNORE INTO migration SELECT ?2, object, NULL, size, ?3 FROM held WHERE object = ?1";
     db.prepare_cached(sql)?
         .execute(params![object, node, DRAIN])?;
-    moves_at(db, object, at)
+    migrates_at(db, object, at)
 }
 
-/// Makes another copy of a version the first, if that copy exists; returns whether it does.
+/// Makes another replica of a version the first, if that replica exists; returns whether it does.
 pub(crate) fn switch_first(db: &Connection, object: u64, first: u32) -> Result<bool, Fault> {
     let row = params![object.cast_signed(), first, CURRENT];
-    let sql = "DELETE FROM copy WHERE object = ?1 AND node = ?2 AND state = ?3";
+    let sql = "DELETE FROM replica WHERE object = ?1 AND node = ?2 AND state = ?3";
     if db.prepare_cached(sql)?.execute(row)? == 0 {
         return Ok(false);
     }
@@ -304,11 +310,16 @@ pub(crate) fn switch_first(db: &Connection, object: u64, first: u32) -> Result<b
     Ok(true)
 }
 
-/// Removes one copy of an object, or an object that is not a version.
-pub(crate) fn remove_copy(db: &Connection, object: u64, node: u32, now: i64) -> Result<(), Fault> {
+/// Removes one replica of an object, or an object that is not a version.
+pub(crate) fn remove_replica(
+    db: &Connection,
+    object: u64,
+    node: u32,
+    now: i64,
+) -> Result<(), Fault> {
     let row = params![object.cast_signed(), node, now];
-    // The mark as damaged stays until the copy is deleted, so that this copy is not kept instead of another.
-    db.prepare_cached("DELETE FROM copy WHERE object = ?1 AND node = ?2")?
+    // The mark as corrupt stays until the replica is deleted, so that this replica is not kept instead of another.
+    db.prepare_cached("DELETE FROM replica WHERE object = ?1 AND node = ?2")?
         .execute(params![object.cast_signed(), node])?;
     db.prepare_cached("INSERT OR IGNORE INTO removal(object, node, queued) VALUES (?1, ?2, ?3)")?
         .execute(row)?;

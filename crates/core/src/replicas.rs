@@ -1,5 +1,5 @@
-//! Copies: decides the next step for a sealed object that may have copies on several nodes under one id. The steps lead to the wanted
-//! number of copies, on nodes of different hosts first, and to no copy on a node that is to lose its copies. A move is a copy
+//! Replicas: decides the next step for a sealed object that may have replicas on several nodes under one id. The steps lead to the wanted
+//! number of replicas, on nodes of different hosts first, and to no replica on a node that is to lose its replicas. A migration is a copy
 //! followed by a removal. This module does no I/O.
 
 use crate::id::{NodeId, ObjectId};
@@ -8,22 +8,22 @@ use crate::random::Source;
 use std::fmt;
 use std::str::FromStr;
 
-/// Maximum number of copies of one object, including the first.
-pub const COPIES_MAX: u32 = 8;
+/// Maximum number of replicas of one object, including the first.
+pub const REPLICAS_MAX: u32 = 8;
 
-/// Wanted number of copies of a version, in the user's notation: `2`, or `2,now`.
+/// Wanted number of replicas of a version, in the user's notation: `2`, or `2,now`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Number of copies, including the first.
-    pub copies: u32,
-    /// Whether callers that wait for the seal also wait for the copies.
+    /// Number of replicas, including the first.
+    pub replicas: u32,
+    /// Whether callers that wait for the seal also wait for the replicas.
     pub now: bool,
 }
 
 impl Wanted {
-    /// A single copy.
+    /// A single replica.
     pub const ONE: Self = Self {
-        copies: 1,
+        replicas: 1,
         now: false,
     };
 }
@@ -32,16 +32,17 @@ impl FromStr for Wanted {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (copies, now) = match text.split_once(',') {
-            Some((copies, now)) => (copies, now.trim() == "now"),
+        let (replicas, now) = match text.split_once(',') {
+            Some((replicas, now)) => (replicas, now.trim() == "now"),
             None => (text, false),
         };
-        let wrong =
-            || format!("{text:?} is no number of copies: give 1 to {COPIES_MAX}, or such as 2,now");
+        let wrong = || {
+            format!("{text:?} is no number of replicas: give 1 to {REPLICAS_MAX}, or such as 2,now")
+        };
         let known = now == text.contains(',');
-        let copies: u32 = copies.trim().parse().map_err(|_| wrong())?;
-        match known && (1..=COPIES_MAX).contains(&copies) {
-            true => Ok(Self { copies, now }),
+        let replicas: u32 = replicas.trim().parse().map_err(|_| wrong())?;
+        match known && (1..=REPLICAS_MAX).contains(&replicas) {
+            true => Ok(Self { replicas, now }),
             false => Err(wrong()),
         }
     }
@@ -50,30 +51,30 @@ impl FromStr for Wanted {
 impl fmt::Display for Wanted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let now = if self.now { ",now" } else { "" };
-        write!(f, "{}{now}", self.copies)
+        write!(f, "{}{now}", self.replicas)
     }
 }
 
-/// State of the copy of an object on one node.
+/// State of the replica of an object on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum CopyState {
-    /// A label is writing the copy.
+pub enum ReplicaState {
+    /// A label is writing the replica.
     Coming,
-    /// The copy is complete.
+    /// The replica is complete.
     Current,
-    /// The copy is complete and stored on a node of the burst tier. It does not count as one of the wanted copies and stays until its
+    /// The replica is complete and stored on a node of the burst tier. It does not count as one of the wanted replicas and stays until its
     /// space is needed.
     Burst,
     /// The node has been offline for longer than the cluster waits.
     Lost,
-    /// The copy is complete and is to be removed as soon as there are enough other copies.
+    /// The replica is complete and is to be removed as soon as there are enough other replicas.
     Leaving,
-    /// The copy is to be removed like `Leaving`, and its node has been offline for longer than the cluster waits.
+    /// The replica is to be removed like `Leaving`, and its node has been offline for longer than the cluster waits.
     LostLeaving,
-    /// The copy is about to be removed.
+    /// The replica is about to be removed.
     Going,
-    /// The content of the copy differs from the sealed content.
-    Damaged,
+    /// The content of the replica differs from the sealed content.
+    Corrupt,
 }
 
 /// Node that is online.
@@ -85,13 +86,13 @@ pub struct Site {
     pub host: String,
     /// Free space, in bytes.
     pub free_bytes: u64,
-    /// Whether copies may be stored on the node: it keeps data, and answers.
+    /// Whether replicas may be stored on the node: it keeps data, and answers.
     pub takes: bool,
-    /// Whether the node stores data in memory: it gets a copy only if it is named as the target.
+    /// Whether the node stores data in memory: it gets a replica only if it is named as the target.
     pub memory: bool,
-    /// Whether the node belongs to the burst tier, which gets no copies.
+    /// Whether the node belongs to the burst tier, which gets no replicas.
     pub burst: bool,
-    /// Whether the node stores its files in a store outside of the cluster. Drained files prefer such a node. It gets other copies
+    /// Whether the node stores its files in a store outside of the cluster. Drained files prefer such a node. It gets other replicas
     /// only if no other node can take them.
     pub outside: bool,
 }
@@ -103,76 +104,80 @@ pub struct Kept {
     pub object: ObjectId,
     /// Size, in bytes.
     pub size: u64,
-    /// Wanted number of copies.
+    /// Wanted number of replicas.
     pub wanted: usize,
-    /// Nodes that have or will have a copy, the first copy first.
-    pub holders: Vec<(NodeId, CopyState)>,
-    /// Node that is to have one of the copies, if one was named.
+    /// Nodes that have or will have a replica, the first replica first.
+    pub holders: Vec<(NodeId, ReplicaState)>,
+    /// Node that is to have one of the replicas, if one was named.
     pub target: Option<NodeId>,
-    /// Number of nodes that could have copies, including nodes that are full or temporarily offline.
+    /// Number of nodes that could have replicas, including nodes that are full or temporarily offline.
     pub places: usize,
 }
 
 /// Next step for an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// No step: there are enough copies.
+    /// No step: there are enough replicas.
     Enough,
     /// No step before a label has ended.
     Wait,
-    /// Make another copy, or replace the corrupt copy of that node.
+    /// Make another replica, or replace the corrupt replica of that node.
     Make {
-        /// Node that has a copy.
+        /// Node that has a replica.
         from: NodeId,
-        /// Node that is to have a copy.
+        /// Node that is to have a replica.
         to: NodeId,
     },
-    /// Remove copies that are surplus or are to be removed.
+    /// Remove replicas that are surplus or are to be removed.
     Remove {
-        /// Nodes that lose their copies.
+        /// Nodes that lose their replicas.
         goes: Vec<NodeId>,
-        /// Node whose copy stays and becomes the first one.
+        /// Node whose replica stays and becomes the first one.
         first: NodeId,
     },
-    /// There are more copies than wanted, but no copy may be removed before a node with a copy is online again.
+    /// There are more replicas than wanted, but no replica may be removed before a node with a replica is online again.
     Later,
-    /// No node that is online has a copy.
+    /// No node that is online has a replica.
     NoSource,
-    /// No node that is online can take a copy.
+    /// No node that is online can take a replica.
     NoPlace,
-    /// A moved copy has reached its target, but the copy at the source is still needed: no other node can hold the wanted number of
-    /// copies.
+    /// A moved replica has reached its target, but the replica at the source is still needed: no other node can hold the wanted number of
+    /// replicas.
     Stay,
 }
 
 impl Kept {
-    /// Returns the number of copies that would remain if no copy under way succeeded and all copies that are to be removed were removed.
+    /// Returns the number of replicas that would remain if no replica under way succeeded and all replicas that are to be removed were removed.
     #[must_use]
     pub fn left(&self) -> usize {
-        self.of(&[CopyState::Current]).count()
+        self.of(&[ReplicaState::Current]).count()
     }
 
-    /// Returns the number of copies that can be read, now or when their nodes are online again.
+    /// Returns the number of replicas that can be read, now or when their nodes are online again.
     #[must_use]
     pub fn has(&self) -> usize {
-        let there = [CopyState::Current, CopyState::Burst, CopyState::Leaving];
+        let there = [
+            ReplicaState::Current,
+            ReplicaState::Burst,
+            ReplicaState::Leaving,
+        ];
         self.of(&there).count()
     }
 
-    /// Returns whether the object has as many copies as possible, not counting copies in the burst tier.
+    /// Returns whether the object has as many replicas as possible, not counting replicas in the burst tier.
     #[must_use]
     pub fn is_stored(&self) -> bool {
         self.left() >= self.enough()
     }
 
-    /// Returns the wanted number of copies, or the number of possible nodes if that is smaller.
+    /// Returns the wanted number of replicas, or the number of possible nodes if that is smaller.
     fn enough(&self) -> usize {
         self.wanted.min(self.places).max(1)
     }
 
-    /// Returns whether copies only change their places, so that no data is in danger.
+    /// Returns whether replicas only change their places, so that no data is in danger.
     #[must_use]
-    pub fn only_moves(&self) -> bool {
+    pub fn only_migrates(&self) -> bool {
         let more = self.left() < self.has() || self.target.is_some();
         more && self.has() >= self.wanted
     }
@@ -180,11 +185,15 @@ impl Kept {
     /// Returns whether the object is copied for another reason than being new.
     #[must_use]
     pub fn can_wait(&self) -> bool {
-        let old = [CopyState::Leaving, CopyState::LostLeaving, CopyState::Lost];
+        let old = [
+            ReplicaState::Leaving,
+            ReplicaState::LostLeaving,
+            ReplicaState::Lost,
+        ];
         self.target.is_some() || self.of(&old).next().is_some()
     }
 
-    fn of<'a>(&'a self, states: &'a [CopyState]) -> impl Iterator<Item = NodeId> + 'a {
+    fn of<'a>(&'a self, states: &'a [ReplicaState]) -> impl Iterator<Item = NodeId> + 'a {
         let holders = self.holders.iter();
         let wanted = holders.filter(|(_, state)| states.contains(state));
         wanted.map(|(node, _)| *node)
@@ -194,18 +203,18 @@ impl Kept {
     #[must_use]
     pub fn next(&self, sites: &[Site]) -> Next {
         let site = |node: NodeId| sites.iter().find(|site| site.node == node);
-        let current = self.of(&[CopyState::Current]);
+        let current = self.of(&[ReplicaState::Current]);
         let up: Vec<&Site> = current.filter_map(site).collect();
         let target = self.target.filter(|target| {
-            let mut current = self.of(&[CopyState::Current]);
+            let mut current = self.of(&[ReplicaState::Current]);
             !current.any(|node| node == *target)
         });
-        let others = [CopyState::Burst, CopyState::Leaving];
+        let others = [ReplicaState::Burst, ReplicaState::Leaving];
         let others = self.of(&others).filter_map(site);
         let from = up.iter().copied().chain(others).next();
-        let damaged: Vec<&Site> = self.of(&[CopyState::Damaged]).filter_map(site).collect();
+        let corrupt: Vec<&Site> = self.of(&[ReplicaState::Corrupt]).filter_map(site).collect();
         if up.len() <= self.wanted.max(1)
-            && let Some(next) = self.mend(&damaged, from)
+            && let Some(next) = self.repair(&corrupt, from)
         {
             return next;
         }
@@ -215,7 +224,7 @@ impl Kept {
             return settled;
         }
         if let Some(target) = target
-            && self.of(&[CopyState::Coming]).any(|node| node == target)
+            && self.of(&[ReplicaState::Coming]).any(|node| node == target)
         {
             return Next::Wait;
         }
@@ -241,12 +250,12 @@ impl Kept {
         }
     }
 
-    /// Returns the next step if no other copy is to be made now. `up` lists the nodes that are online and have current copies.
+    /// Returns the next step if no other replica is to be made now. `up` lists the nodes that are online and have current replicas.
     fn settled(&self, up: &[&Site]) -> Option<Next> {
         let leaving: Vec<NodeId> = self
-            .of(&[CopyState::Leaving, CopyState::LostLeaving])
+            .of(&[ReplicaState::Leaving, ReplicaState::LostLeaving])
             .collect();
-        // Copies that are to be removed are removed even if there are too few nodes for the wanted number of copies.
+        // Replicas that are to be removed are removed even if there are too few nodes for the wanted number of replicas.
         if up.len() >= self.enough() && !leaving.is_empty() {
             return Some(Next::Remove {
                 goes: leaving,
@@ -259,11 +268,11 @@ impl Kept {
         if self.left() > self.wanted {
             return Some(Next::Later);
         }
-        let coming = self.of(&[CopyState::Coming]).count();
+        let coming = self.of(&[ReplicaState::Coming]).count();
         if self.left() + coming < self.wanted {
             return None;
         }
-        let waits = !leaving.is_empty() || self.of(&[CopyState::Damaged]).next().is_some();
+        let waits = !leaving.is_empty() || self.of(&[ReplicaState::Corrupt]).next().is_some();
         Some(match (coming, waits) {
             (0, false) => Next::Enough,
             (0, true) => Next::Later,
@@ -271,16 +280,16 @@ impl Kept {
         })
     }
 
-    /// Returns the node for another copy: a node on a host without a copy, if there is one.
+    /// Returns the node for another replica: a node on a host without a replica, if there is one.
     fn best<'a>(
         &self,
         takes: impl Iterator<Item = &'a Site>,
         site: &impl Fn(NodeId) -> Option<&'a Site>,
     ) -> Option<&'a Site> {
-        let stays = self.of(&[CopyState::Current, CopyState::Coming]);
+        let stays = self.of(&[ReplicaState::Current, ReplicaState::Coming]);
         let hosts = stays.filter_map(site).map(|one| one.host.as_str());
         let hosts: Vec<&str> = hosts.collect();
-        let drains = hosts.is_empty() && self.of(&[CopyState::Burst]).next().is_some();
+        let drains = hosts.is_empty() && self.of(&[ReplicaState::Burst]).next().is_some();
         takes.min_by_key(|one| {
             let shared = hosts.contains(&one.host.as_str());
             let other = one.outside != drains;
@@ -288,21 +297,21 @@ impl Kept {
         })
     }
 
-    /// Returns the step for corrupt copies. A corrupt copy is rewritten where it is stored, so that the places of the object do not change.
-    /// If there are enough copies without a corrupt copy, and it is not the first, it is removed instead.
-    fn mend(&self, damaged: &[&Site], from: Option<&Site>) -> Option<Next> {
+    /// Returns the step for corrupt replicas. A corrupt replica is rewritten where it is stored, so that the places of the object do not change.
+    /// If there are enough replicas without a corrupt replica, and it is not the first, it is removed instead.
+    fn repair(&self, corrupt: &[&Site], from: Option<&Site>) -> Option<Next> {
         let from = from?.node;
-        let coming = self.of(&[CopyState::Coming]).count();
+        let coming = self.of(&[ReplicaState::Coming]).count();
         let enough = self.left() + coming >= self.wanted;
         let first = self.holders.first().map(|(node, _)| *node);
         let surplus = |one: &&&Site| enough && Some(one.node) != first;
-        if let Some(one) = damaged.iter().find(surplus) {
+        if let Some(one) = corrupt.iter().find(surplus) {
             return Some(Next::Remove {
                 goes: vec![one.node],
                 first: first.unwrap_or(from),
             });
         }
-        let to = damaged.iter().find(|one| self.fits(one))?.node;
+        let to = corrupt.iter().find(|one| self.fits(one))?.node;
         Some(Next::Make { from, to })
     }
 
@@ -311,19 +320,19 @@ impl Kept {
         site.free_bytes >= self.size.saturating_add(RESERVE_BYTES)
     }
 
-    /// Records that a label now makes a copy on node `to`.
+    /// Records that a label now makes a replica on node `to`.
     pub fn comes(&mut self, to: NodeId) {
         match self.holders.iter_mut().find(|(node, _)| *node == to) {
-            Some((_, state)) => *state = CopyState::Coming,
-            None => self.holders.push((to, CopyState::Coming)),
+            Some((_, state)) => *state = ReplicaState::Coming,
+            None => self.holders.push((to, ReplicaState::Coming)),
         }
     }
 
-    /// Records that the copies on `goes` are now being removed, and that the copy on `first`, which stays, is the first one.
+    /// Records that the replicas on `goes` are now being removed, and that the replica on `first`, which stays, is the first one.
     pub fn go(&mut self, goes: &[NodeId], first: NodeId) {
         for (node, state) in &mut self.holders {
             if goes.contains(node) {
-                *state = CopyState::Going;
+                *state = ReplicaState::Going;
             }
         }
         if let Some(at) = self.holders.iter().position(|(node, _)| *node == first) {
@@ -331,13 +340,13 @@ impl Kept {
         }
     }
 
-    /// Returns a pseudorandom number for each pair of object and node, so that copies of many objects spread over equal nodes.
+    /// Returns a pseudorandom number for each pair of object and node, so that replicas of many objects spread over equal nodes.
     fn draw(&self, node: NodeId) -> u64 {
         let node = Source::seeded(node.0.into()).next_u64();
         Source::seeded(self.object.0 ^ node).next_u64()
     }
 
-    /// Returns the step that removes surplus copies: never the first copy, and preferably a copy that shares its host with another one.
+    /// Returns the step that removes surplus replicas: never the first replica, and preferably a replica that shares its host with another one.
     fn surplus(&self, up: &[&Site]) -> Next {
         let first = self.holders.first().map(|(node, _)| *node);
         let mut stays: Vec<&Site> = up.to_vec();
@@ -363,7 +372,7 @@ impl Kept {
 
 #[cfg(test)]
 mod tests {
-    use super::CopyState::{Coming, Current, Damaged, Going, Leaving, Lost, LostLeaving};
+    use super::ReplicaState::{Coming, Corrupt, Current, Going, Leaving, Lost, LostLeaving};
     use super::*;
 
     const MUCH: u64 = 1 << 40;
@@ -381,7 +390,7 @@ mod tests {
         (0..).zip(hosts).map(site).collect()
     }
 
-    fn kept(wanted: usize, holders: &[(u32, CopyState)]) -> Kept {
+    fn kept(wanted: usize, holders: &[(u32, ReplicaState)]) -> Kept {
         let holders = holders.iter();
         Kept {
             object: ObjectId(7),
@@ -408,11 +417,11 @@ mod tests {
     }
 
     #[test]
-    fn drained_copies_are_placed_outside_and_others_inside() {
+    fn drained_replicas_are_placed_outside_and_others_inside() {
         let mut some = sites(&["a", "b", "c", "c (outside)"]);
         (some[0].burst, some[3].outside) = (true, true);
         for object in 0..20 {
-            let mut kept = kept(1, &[(0, CopyState::Burst)]);
+            let mut kept = kept(1, &[(0, ReplicaState::Burst)]);
             kept.object = ObjectId(object);
             assert!(matches!(kept.next(&some), Next::Make { to, .. } if to == NodeId(3)));
             let mut kept = self::kept(2, &[(1, Current)]);
@@ -422,8 +431,8 @@ mod tests {
     }
 
     #[test]
-    fn burst_copy_is_removed_only_after_copy_elsewhere() {
-        use CopyState::Burst;
+    fn burst_replica_is_removed_only_after_replica_elsewhere() {
+        use ReplicaState::Burst;
         let mut some = sites(&["a", "a", "b"]);
         some[0].burst = true;
         some[1].burst = true;
@@ -441,10 +450,10 @@ mod tests {
         );
         let leaving = kept(1, &[(0, Leaving), (2, Current)]);
         assert_eq!(leaving.next(&some), removed(&[0], 2));
-        // A copy is removed only after another copy exists on a node that is online.
+        // A replica is removed only after another replica exists on a node that is online.
         assert_eq!(made(kept(1, &[(0, Leaving)]).next(&some)), (0, 2));
-        let away = kept(1, &[(0, Leaving), (3, Current)]);
-        assert_ne!(away.next(&some), removed(&[0], 3));
+        let offline = kept(1, &[(0, Leaving), (3, Current)]);
+        assert_ne!(offline.next(&some), removed(&[0], 3));
         assert_eq!(
             kept(2, &[(0, Burst), (2, Current)]).next(&some),
             Next::NoPlace
@@ -455,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_prefer_other_hosts_then_other_nodes() {
+    fn replicas_prefer_other_hosts_then_other_nodes() {
         let two = sites(&["a", "a", "a", "b"]);
         assert_eq!(made(kept(2, &[(0, Current)]).next(&two)), (0, 3));
         let third = kept(3, &[(0, Current), (3, Coming)]).next(&two);
@@ -484,34 +493,34 @@ mod tests {
     }
 
     #[test]
-    fn lost_copy_is_recreated_from_remaining_copies() {
+    fn lost_replica_is_recreated_from_remaining_replicas() {
         let mut left = sites(&["a", "b", "c"]);
         left.remove(0);
         let lost = kept(2, &[(0, Lost), (1, Current)]);
         assert_eq!(made(lost.next(&left)), (1, 2));
         // A node that is only temporarily offline is waited for.
-        let away = kept(2, &[(0, Current), (1, Current)]);
-        assert_eq!(away.next(&left), Next::Enough);
+        let offline = kept(2, &[(0, Current), (1, Current)]);
+        assert_eq!(offline.next(&left), Next::Enough);
         assert_eq!(kept(2, &[(0, Lost)]).next(&left), Next::NoSource);
         let under_way = kept(2, &[(0, Lost), (1, Current), (2, Coming)]);
         assert_eq!(under_way.next(&left), Next::Wait);
     }
 
     #[test]
-    fn damaged_copy_is_recreated_in_place() {
+    fn corrupt_replica_is_recreated_in_place() {
         let all = sites(&["a", "b", "c"]);
-        // The first copy is rewritten, too, and before any other copy is made.
-        let mut first = kept(2, &[(0, Damaged), (1, Current)]);
+        // The first replica is rewritten, too, and before any other replica is made.
+        let mut first = kept(2, &[(0, Corrupt), (1, Current)]);
         assert_eq!(made(first.next(&all)), (1, 0));
         first.comes(NodeId(0));
         assert_eq!(first.holders.len(), 2);
         assert_eq!(first.next(&all), Next::Wait);
         assert_eq!(
-            made(kept(2, &[(0, Current), (1, Damaged)]).next(&all)),
+            made(kept(2, &[(0, Current), (1, Corrupt)]).next(&all)),
             (0, 1)
         );
-        // A surplus copy is removed, but never the first one.
-        let three = kept(2, &[(0, Current), (1, Damaged), (2, Current)]);
+        // A surplus replica is removed, but never the first one.
+        let three = kept(2, &[(0, Current), (1, Corrupt), (2, Current)]);
         assert_eq!(
             three.next(&all),
             Next::Remove {
@@ -519,32 +528,32 @@ mod tests {
                 first: NodeId(0)
             }
         );
-        let three = kept(2, &[(0, Damaged), (1, Current), (2, Current)]);
+        let three = kept(2, &[(0, Corrupt), (1, Current), (2, Current)]);
         assert_eq!(made(three.next(&all)), (1, 0));
-        // Nothing can be done for the only copy.
-        assert_eq!(kept(1, &[(0, Damaged)]).next(&all), Next::NoSource);
-        let gone = kept(2, &[(0, Damaged), (1, Lost)]);
+        // Nothing can be done for the only replica.
+        assert_eq!(kept(1, &[(0, Corrupt)]).next(&all), Next::NoSource);
+        let gone = kept(2, &[(0, Corrupt), (1, Lost)]);
         assert_eq!(gone.next(&all), Next::NoSource);
     }
 
     #[test]
-    fn damaged_copy_is_recreated_elsewhere_if_its_node_is_full() {
+    fn corrupt_replica_is_recreated_elsewhere_if_its_node_is_full() {
         let mut all = sites(&["a", "b", "c"]);
         all[0].free_bytes = 0;
-        let mut damaged = kept(2, &[(0, Damaged), (1, Current)]);
-        assert_eq!(made(damaged.next(&all)), (1, 2));
-        damaged.holders.push((NodeId(2), Current));
-        assert_eq!(damaged.next(&all), Next::Later);
+        let mut corrupt = kept(2, &[(0, Corrupt), (1, Current)]);
+        assert_eq!(made(corrupt.next(&all)), (1, 2));
+        corrupt.holders.push((NodeId(2), Current));
+        assert_eq!(corrupt.next(&all), Next::Later);
         all[0].free_bytes = MUCH;
-        assert_eq!(made(damaged.next(&all)), (1, 0));
-        // The same holds if the copy's node is offline.
+        assert_eq!(made(corrupt.next(&all)), (1, 0));
+        // The same holds if the replica's node is offline.
         all.remove(0);
-        let away = kept(2, &[(0, Damaged), (1, Current)]);
-        assert_eq!(made(away.next(&all)), (1, 2));
+        let offline = kept(2, &[(0, Corrupt), (1, Current)]);
+        assert_eq!(made(offline.next(&all)), (1, 2));
     }
 
     #[test]
-    fn full_silent_and_compute_nodes_get_no_copies() {
+    fn full_silent_and_compute_nodes_get_no_replicas() {
         let mut all = sites(&["a", "b", "c"]);
         all[1].free_bytes = RESERVE_BYTES + 99;
         all[2].takes = false;
@@ -554,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn surplus_copy_is_removed_while_enough_others_are_up() {
+    fn surplus_replica_is_removed_while_enough_others_are_up() {
         let all = sites(&["a", "b", "b", "c"]);
         let four = kept(2, &[(0, Current), (1, Current), (2, Current), (3, Current)]);
         assert_eq!(four.next(&all), removed(&[2, 3], 0));
@@ -562,20 +571,23 @@ mod tests {
         assert_eq!(same_host.next(&all), removed(&[1], 2));
         let mut two = all.clone();
         two.truncate(2);
-        assert_eq!(four.next(&two), Next::Later, "the others are away");
+        assert_eq!(four.next(&two), Next::Later, "the others are offline");
     }
 
     #[test]
-    fn leaving_copy_is_copied_first_and_is_no_longer_first() {
+    fn leaving_replica_is_copied_first_and_is_no_longer_first() {
         let all = sites(&["a", "b"]);
         let mut sole = kept(1, &[(0, Leaving)]);
-        assert_eq!((sole.left(), sole.has(), sole.only_moves()), (0, 1, true));
+        assert_eq!(
+            (sole.left(), sole.has(), sole.only_migrates()),
+            (0, 1, true)
+        );
         assert_eq!(made(sole.next(&all)), (0, 1));
         sole.holders.push((NodeId(1), Coming));
         assert_eq!(sole.next(&all), Next::Wait);
         sole.holders[1].1 = Current;
         assert_eq!(sole.next(&all), removed(&[0], 1));
-        // The node of the copy is temporarily offline: both copies are kept until it is online again.
+        // The node of the replica is temporarily offline: both replicas are kept until it is online again.
         assert_eq!(sole.next(&all[..1]), Next::Later);
         sole.holders = vec![(NodeId(1), Current), (NodeId(0), Going)];
         assert_eq!(sole.next(&all), Next::Enough);
@@ -584,10 +596,10 @@ mod tests {
     }
 
     #[test]
-    fn leaving_copy_on_lost_node_is_recreated_from_others() {
+    fn leaving_replica_on_lost_node_is_recreated_from_others() {
         let left = &sites(&["a", "b", "c"])[1..];
         let two = kept(2, &[(0, LostLeaving), (1, Current)]);
-        assert_eq!((two.has(), two.only_moves()), (1, false));
+        assert_eq!((two.has(), two.only_migrates()), (1, false));
         assert_eq!(made(two.next(left)), (1, 2));
         let two = kept(2, &[(0, LostLeaving), (1, Current), (2, Current)]);
         assert_eq!(two.next(left), removed(&[0], 1));
@@ -595,7 +607,7 @@ mod tests {
     }
 
     #[test]
-    fn leaving_copy_needs_no_more_copies_than_places() {
+    fn leaving_replica_needs_no_more_replicas_than_places() {
         let all = sites(&["a", "b"]);
         let mut two = kept(2, &[(0, Leaving), (1, Current)]);
         // Another node exists, but it is full or offline.
@@ -617,7 +629,7 @@ mod tests {
         assert_eq!(moved.next(&all), Next::Wait);
         moved.holders[1].1 = Current;
         assert_eq!(moved.next(&all), removed(&[0], 2));
-        // The wanted number of copies needs the node that is to be emptied.
+        // The wanted number of replicas needs the node that is to be emptied.
         moved.wanted = 2;
         moved.places = 2;
         assert_eq!(made(moved.next(&all)).1, 1);
@@ -628,9 +640,9 @@ mod tests {
         assert_eq!(moved.next(&all), Next::NoPlace);
     }
 
-    /// For all behaviour of the nodes, the steps lead to copies at the wanted places, and at least one copy exists at all times.
+    /// For all behaviour of the nodes, the steps lead to replicas at the wanted places, and at least one replica exists at all times.
     #[test]
-    fn copy_steps_reach_wanted_count_and_never_lose_last_copy() {
+    fn replica_steps_reach_wanted_count_and_never_lose_last_replica() {
         for seed in 0..2000 {
             let mut dice = Source::seeded(seed);
             let mut roll = |sides: u64| dice.next_u64() % sides;

@@ -1,41 +1,41 @@
-//! Copies that nodes reported as damaged: the table `damage`. Such a copy does not count as a copy until it was recreated in its
+//! Replicas that nodes reported as corrupt: the table `corruption`. Such a replica does not count as a replica until it was recreated in its
 //! place.
 
-use crate::copies::reprieve;
 use crate::jobs::store::json;
 use crate::names::burst;
 use crate::names::channels;
-use crate::names::copies::{CURRENT, look_again};
+use crate::names::replicas::{CURRENT, look_again};
 use crate::names::shared::Shared;
 use crate::names::transaction::{Change, Tx};
 use crate::names::{Caller, Fault};
+use crate::replicas::reprieve;
 use rusqlite::{Connection, params};
 use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_core::label::Damaged;
+use tidemill_core::label::Corrupt;
 use tidemill_wire::v1;
 
-/// Damage of objects that were in lost memory.
-pub(crate) const FORGOTTEN: &str = "was in memory, which is gone with its host";
+/// Corruption of objects that were in lost memory.
+pub(crate) const FORGOTTEN: &str = "was in memory, which was lost with its host";
 
-/// Records objects that a node reported as damaged. Objects that belong to no version, or are being removed, are ignored. Returns the
+/// Records objects that a node reported as corrupt. Objects that belong to no version, or are being removed, are ignored. Returns the
 /// number of the others.
 pub(crate) fn found(
     db: &Connection,
     shared: &Shared,
     node: NodeId,
-    damaged: &[Damaged],
+    corrupt: &[Corrupt],
     now: i64,
 ) -> Result<u64, Fault> {
-    let sql = "INSERT OR IGNORE INTO damage(object, node, what, at) SELECT object, ?2, ?3, ?4 FROM held \
+    let sql = "INSERT OR IGNORE INTO corruption(object, node, what, at) SELECT object, ?2, ?3, ?4 FROM held \
                WHERE object = ?1 AND removed = 0 AND (node = ?2 OR EXISTS \
-               (SELECT 1 FROM copy WHERE copy.object = ?1 AND copy.node = ?2 AND state = ?5))";
+               (SELECT 1 FROM replica WHERE replica.object = ?1 AND replica.node = ?2 AND state = ?5))";
     let mut insert = db.prepare_cached(sql)?;
     let mut count = 0;
-    for Damaged { object, what } in damaged {
+    for Corrupt { object, what } in corrupt {
         let id = object.0.cast_signed();
         if insert.execute(params![id, node.0, what, now, CURRENT])? > 0 {
-            tracing::error!(%node, "object {object} {what}: it is made anew of another copy, if there is one");
-            shared.set_damage();
+            tracing::error!(%node, "object {object} {what}: it is recreated from another replica, if there is one");
+            shared.set_corruption();
             look_again(db, object.0, now)?;
             burst::lost_elsewhere(db, id)?;
             reprieve(db, object.0, (&shared.leaving, now))?;
@@ -45,7 +45,7 @@ pub(crate) fn found(
     Ok(count)
 }
 
-/// Handles a known node in memory that connects with another memory: all its objects are lost, and count as damaged from now on.
+/// Handles a known node in memory that connects with another memory: all its objects are lost, and count as corrupt from now on.
 /// Versions that were being written there are lost, too: the file keeps its version before, or, if there is none, gets a version that is
 /// lost. Returns the changes.
 pub(crate) fn forgotten(
@@ -59,16 +59,16 @@ pub(crate) fn forgotten(
         return Ok(Vec::new());
     }
     let node = came.node;
-    shared.set_damage();
+    shared.set_corruption();
     let root = Caller::root();
     let mut tx = Tx::new(db, shared, &root, 0, now);
     let written = tx.lose_writing(node)?;
     let sql = "SELECT object FROM held WHERE removed = 0 AND (node = ?1 OR EXISTS \
-               (SELECT 1 FROM copy WHERE copy.object = held.object AND copy.node = ?1 AND state = ?2))";
+               (SELECT 1 FROM replica WHERE replica.object = held.object AND replica.node = ?1 AND state = ?2))";
     let mut lost = db.prepare(sql)?;
     let lost = lost.query_map(params![node, CURRENT], |row| row.get::<_, i64>(0))?;
     let lost = lost.collect::<Result<Vec<_>, _>>()?;
-    let sql = "INSERT OR REPLACE INTO damage(object, node, what, at) VALUES (?1, ?2, ?3, ?4)";
+    let sql = "INSERT OR REPLACE INTO corruption(object, node, what, at) VALUES (?1, ?2, ?3, ?4)";
     let mut insert = db.prepare_cached(sql)?;
     for &object in &lost {
         insert.execute(params![object, node, FORGOTTEN, now])?;
@@ -87,21 +87,21 @@ pub(crate) fn forgotten(
     Ok(tx.changes)
 }
 
-/// Records that a node verified these objects, except those in `damaged`.
+/// Records that a node verified these objects, except those in `corrupt`.
 pub(crate) fn verified(
     db: &Connection,
     node: NodeId,
     objects: &[ObjectId],
-    damaged: &[Damaged],
+    corrupt: &[Corrupt],
     now: i64,
 ) -> Result<(), Fault> {
     let ids = |ids: &mut dyn Iterator<Item = u64>| json(&ids.collect::<Vec<_>>());
-    let sql = "DELETE FROM damage WHERE node = ?1 AND mending = 0 \
+    let sql = "DELETE FROM corruption WHERE node = ?1 AND repairing = 0 \
                AND object IN (SELECT value FROM json_each(?2)) \
                AND object NOT IN (SELECT value FROM json_each(?3)) RETURNING object";
     let mut statement = db.prepare_cached(sql)?;
     let good = ids(&mut objects.iter().map(|object| object.0));
-    let bad = ids(&mut damaged.iter().map(|one| one.object.0));
+    let bad = ids(&mut corrupt.iter().map(|one| one.object.0));
     let rows = statement.query_map(params![node.0, good, bad], |row| row.get(0))?;
     for object in rows.collect::<Result<Vec<i64>, _>>()? {
         look_again(db, object.cast_unsigned(), now)?;
@@ -109,22 +109,22 @@ pub(crate) fn verified(
     Ok(())
 }
 
-/// Whether a node's copy is damaged.
+/// Whether a node's replica is corrupt.
 pub(crate) fn is(db: &Connection, object: u64, node: u32) -> Result<bool, Fault> {
-    let sql = "SELECT 1 FROM damage WHERE object = ?1 AND node = ?2";
+    let sql = "SELECT 1 FROM corruption WHERE object = ?1 AND node = ?2";
     Ok(db
         .prepare_cached(sql)?
         .exists(params![object.cast_signed(), node])?)
 }
 
-/// Returns the objects with a damaged copy, and the nodes of these copies.
+/// Returns the objects with a corrupt replica, and the nodes of these replicas.
 pub(crate) fn of_all(
     db: &Connection,
     objects: &[ObjectId],
 ) -> Result<Vec<(ObjectId, NodeId)>, Fault> {
     let objects: Vec<u64> = objects.iter().map(|object| object.0).collect();
-    let sql = "SELECT damage.object, node FROM json_each(?1) AS wanted \
-               CROSS JOIN damage ON damage.object = wanted.value";
+    let sql = "SELECT corruption.object, node FROM json_each(?1) AS wanted \
+               CROSS JOIN corruption ON corruption.object = wanted.value";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([json(&objects)], |row| {
         let object = ObjectId(row.get::<_, i64>(0)?.cast_unsigned());
@@ -133,41 +133,41 @@ pub(crate) fn of_all(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Returns the nodes with a damaged copy of an object, and the kinds of damage.
+/// Returns the nodes with a corrupt replica of an object, and the kinds of corruption.
 pub(crate) fn of(db: &Connection, object: u64) -> Result<Vec<(u32, String)>, Fault> {
-    let sql = "SELECT node, what FROM damage WHERE object = ?1 ORDER BY node";
+    let sql = "SELECT node, what FROM corruption WHERE object = ?1 ORDER BY node";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([object.cast_signed()], |row| Ok((row.get(0)?, row.get(1)?)))?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Records that a label recreates a damaged copy.
-pub(crate) fn mending(db: &Connection, object: u64, node: NodeId) -> Result<(), Fault> {
-    let sql = "UPDATE damage SET mending = 1 WHERE object = ?1 AND node = ?2";
+/// Records that a label recreates a corrupt replica.
+pub(crate) fn repairing(db: &Connection, object: u64, node: NodeId) -> Result<(), Fault> {
+    let sql = "UPDATE corruption SET repairing = 1 WHERE object = ?1 AND node = ?2";
     db.prepare_cached(sql)?
         .execute(params![object.cast_signed(), node.0])?;
     Ok(())
 }
 
-/// Records the end of a label that was to create a copy. Returns whether the copy replaced a damaged one.
-pub(crate) fn mended(
+/// Records the end of a label that was to create a replica. Returns whether the replica replaced a corrupt one.
+pub(crate) fn repaired(
     db: &Connection,
     object: ObjectId,
     node: NodeId,
     well: bool,
 ) -> Result<bool, Fault> {
     let sql = if well {
-        "DELETE FROM damage WHERE object = ?1 AND node = ?2"
+        "DELETE FROM corruption WHERE object = ?1 AND node = ?2"
     } else {
-        "UPDATE damage SET mending = 0 WHERE object = ?1 AND node = ?2"
+        "UPDATE corruption SET repairing = 0 WHERE object = ?1 AND node = ?2"
     };
     let row = params![object.0.cast_signed(), node.0];
     Ok(db.prepare_cached(sql)?.execute(row)? > 0)
 }
 
-/// Whether any copy is damaged.
+/// Whether any replica is corrupt.
 pub(crate) fn any(db: &Connection) -> Result<bool, Fault> {
-    Ok(db.prepare("SELECT 1 FROM damage LIMIT 1")?.exists([])?)
+    Ok(db.prepare("SELECT 1 FROM corruption LIMIT 1")?.exists([])?)
 }
 
 #[cfg(test)]
@@ -235,12 +235,12 @@ mod tests {
         let lost = numbers(&names, "SELECT object, node FROM inode WHERE object != 0");
         assert_eq!((lost.len(), lost[0].1), (1, 3));
         assert_ne!(lost[0].0, object);
-        assert_eq!(numbers(&names, "SELECT object, node FROM damage"), lost);
+        assert_eq!(numbers(&names, "SELECT object, node FROM corruption"), lost);
         let removed = numbers(&names, "SELECT object, node FROM removal");
         assert_eq!(removed, [(object, 3)]);
         let good = move |db: &Connection| verified(db, NodeId(3), &[ObjectId(object)], &[], 100);
         names.database().write_blocking(good).unwrap();
-        assert_eq!(numbers(&names, "SELECT object, node FROM damage"), lost);
+        assert_eq!(numbers(&names, "SELECT object, node FROM corruption"), lost);
         let seal = v1::Seal {
             ino,
             object,

@@ -1,18 +1,18 @@
-//! Files that their owners want on other nodes. This module writes the table `move`. Next: `server/src/copies.rs`, which creates and
-//! removes the copies.
+//! Files that their owners want on other nodes. This module writes the table `migration`. Next: `server/src/replicas.rs`, which creates and
+//! removes the replicas.
 
 use super::{Member, Refusal};
 use crate::names::Fault;
-use crate::names::copies::{self, CURRENT, DRAIN, MOVE};
 use crate::names::parts;
 use crate::names::promises;
+use crate::names::replicas::{self, CURRENT, DRAIN, MOVE};
 use crate::names::transaction::Tx;
 use crate::names::vnode::Vnode;
 use rusqlite::{OptionalExtension, params};
-use tidemill_core::copies::Site;
 use tidemill_core::id::ObjectId;
 use tidemill_core::layout::Part;
 use tidemill_core::layout::RESERVE_BYTES;
+use tidemill_core::replicas::Site;
 use tidemill_wire::v1::{self, Kind};
 
 /// Maximum number of files and directories of one request, since names can't be changed during the request.
@@ -21,7 +21,7 @@ const BELOW_MAX: usize = 100_000;
 const READ_AND_SEARCH: u32 = 0o5;
 const READ: u32 = 0o4;
 
-/// An object of a version and the node of its first copy.
+/// An object of a version and the node of its first replica.
 #[derive(Clone, Copy, Debug)]
 struct Lies {
     object: u64,
@@ -38,7 +38,7 @@ struct Target {
     bytes: u64,
 }
 
-/// Orders the move of a file, or of all files below a directory, to nodes.
+/// Orders the migration of a file, or of all files below a directory, to nodes.
 pub(crate) fn to(
     tx: &Tx<'_>,
     request: &v1::MoveRequest,
@@ -176,7 +176,7 @@ fn sealed_at(tx: &Tx<'_>, object: u64) -> Result<i64, Fault> {
     Ok(found.optional()?.unwrap_or(0))
 }
 
-/// Orders copies of the stored objects of a file, or of all files below a directory, on a node of the burst tier.
+/// Orders replicas of the stored objects of a file, or of all files below a directory, on a node of the burst tier.
 pub(crate) fn bring(
     tx: &Tx<'_>,
     (request, bring): (&v1::StageRequest, &v1::Bring),
@@ -200,7 +200,7 @@ pub(crate) fn bring(
             reply.objects += 1;
             reply.bytes = reply.bytes.saturating_add(one.size);
             if !tx.shared.is_up(one.first) {
-                reply.away = reply.away.max(one.first + 1);
+                reply.offline = reply.offline.max(one.first + 1);
             }
             match tx.comes_to_burst(one.object)? {
                 Some(node) => reply.node = node + 1,
@@ -312,7 +312,7 @@ fn objects_of(tx: &Tx<'_>, file: &Vnode) -> Result<Vec<Lies>, Fault> {
     let parts = parts::of_all(tx.db, &[ObjectId(file.object)])?.into_iter();
     let lies = |part: &Part| Lies {
         object: part.object.0,
-        first: part.copies.first().map_or(0, |copy| copy.node.0),
+        first: part.replicas.first().map_or(0, |replica| replica.node.0),
         size: part.size,
     };
     Ok(parts
@@ -382,38 +382,38 @@ fn takes<'a>(
     site.ok_or(Refusal::Down(node))
 }
 
-/// Whether a node has a copy that is not the first.
+/// Whether a node has a replica that is not the first.
 fn has(tx: &Tx<'_>, object: u64, node: u32) -> Result<bool, Fault> {
-    let sql = "SELECT 1 FROM copy WHERE object = ?1 AND node = ?2 AND state = ?3";
+    let sql = "SELECT 1 FROM replica WHERE object = ?1 AND node = ?2 AND state = ?3";
     let mut statement = tx.db.prepare_cached(sql)?;
     Ok(statement.exists(params![object.cast_signed(), node, CURRENT])?)
 }
 
-/// Orders that the first copy of an object moves to another node. An order to leave a node that is being emptied remains, and
-/// other moves of the object are cancelled.
+/// Orders that the first replica of an object moves to another node. An order to leave a node that is being emptied remains, and
+/// other migrations of the object are cancelled.
 pub(crate) fn put(tx: &Tx<'_>, object: u64, (first, target): (u32, u32)) -> Result<(), Fault> {
     let id = object.cast_signed();
-    let sql = "DELETE FROM move WHERE object = ?1 AND why != ?2";
+    let sql = "DELETE FROM migration WHERE object = ?1 AND why != ?2";
     tx.db.prepare_cached(sql)?.execute(params![id, DRAIN])?;
-    let sql = "INSERT INTO move SELECT ?2, object, ?3, size, ?4 FROM held WHERE object = ?1 \
+    let sql = "INSERT INTO migration SELECT ?2, object, ?3, size, ?4 FROM held WHERE object = ?1 \
                ON CONFLICT DO UPDATE SET target = ?3";
     tx.db
         .prepare_cached(sql)?
         .execute(params![id, first, target, MOVE])?;
-    copies::moves_at(tx.db, id, tx.now)
+    replicas::migrates_at(tx.db, id, tx.now)
 }
 
-/// Cancels the moves of these files, as far as they have not happened.
+/// Cancels the migrations of these files, as far as they have not happened.
 pub(crate) fn cancel(tx: &Tx<'_>, path: &[u8]) -> Result<v1::MoveReply, Fault> {
     let files = below(tx, tx.resolve(path, true)?, Whose::Own)?.unwrap_or_default();
     let mut reply = v1::MoveReply::default();
     for file in files {
         let mut bytes = None;
         for one in objects_of(tx, &file)? {
-            let sql = "DELETE FROM move WHERE object = ?1 AND why = ?2";
+            let sql = "DELETE FROM migration WHERE object = ?1 AND why = ?2";
             let row = params![one.object.cast_signed(), MOVE];
             if tx.db.prepare_cached(sql)?.execute(row)? > 0 {
-                copies::look_again(tx.db, one.object, tx.now)?;
+                replicas::look_again(tx.db, one.object, tx.now)?;
                 bytes = Some(bytes.unwrap_or(0) + one.size);
             }
         }
@@ -472,7 +472,7 @@ mod tests {
         }
     }
 
-    fn spread_to(firsts: &[u32], nodes: &[u32], copies: &[(u64, u32)]) -> Vec<(u64, u32, u32)> {
+    fn spread_to(firsts: &[u32], nodes: &[u32], replicas: &[(u64, u32)]) -> Vec<(u64, u32, u32)> {
         let lies = |(object, &first): (u64, &u32)| Lies {
             object,
             first,
@@ -480,7 +480,7 @@ mod tests {
         };
         let objects: Vec<Lies> = (0..).zip(firsts).map(lies).collect();
         let mut targets: Vec<Target> = nodes.iter().map(|&node| target(node)).collect();
-        let has = |object, node| Ok::<_, Infallible>(copies.contains(&(object, node)));
+        let has = |object, node| Ok::<_, Infallible>(replicas.contains(&(object, node)));
         let Ok(goes) = spread(&objects, &mut targets, has);
         let bytes: u64 = targets.iter().map(|target| target.bytes).sum();
         assert_eq!(bytes, goes.len() as u64 * 10);
@@ -498,7 +498,7 @@ mod tests {
             spread_to(&[1, 1, 1, 1], &[1, 2], &[]),
             [(2, 1, 2), (3, 1, 2)]
         );
-        // Another copy counts, too, but the first copy stays on its node.
+        // Another replica counts, too, but the first replica stays on its node.
         assert_eq!(spread_to(&[0, 1], &[2, 1], &[(0, 2), (1, 2)]), []);
         assert_eq!(spread_to(&[0], &[2], &[(0, 2)]), []);
     }

@@ -1,26 +1,26 @@
-//! Tests files with several copies, in a cluster of real processes.
+//! Tests files with several replicas, in a cluster of real processes.
 
 use crate::cluster::{Cluster, Options, wait};
 use serde_json::Value;
 use std::io::Read;
 use std::path::PathBuf;
 
-/// Returns the nodes that have a file and the states of its copies, from `tidemill layout`.
-fn copies(cluster: &Cluster, path: &str) -> Vec<(u64, String)> {
+/// Returns the nodes that have a file and the states of its replicas, from `tidemill layout`.
+fn replicas(cluster: &Cluster, path: &str) -> Vec<(u64, String)> {
     let layout = cluster.json(&["layout", path]);
-    let copies = layout["parts"][0]["copies"].as_array().cloned();
-    let copy = |copy: &Value| {
-        let state = copy["state"].as_str().unwrap().to_owned();
-        (copy["node"].as_u64().unwrap(), state)
+    let replicas = layout["parts"][0]["replicas"].as_array().cloned();
+    let replica = |replica: &Value| {
+        let state = replica["state"].as_str().unwrap().to_owned();
+        (replica["node"].as_u64().unwrap(), state)
     };
-    copies.unwrap_or_default().iter().map(copy).collect()
+    replicas.unwrap_or_default().iter().map(replica).collect()
 }
 
-/// Waits until a file has `count` copies that can be read.
+/// Waits until a file has `count` replicas that can be read.
 fn copied(cluster: &Cluster, path: &str, count: usize) {
     wait("the file is copied", || {
-        let copies = copies(cluster, path);
-        copies.len() == count && copies.iter().all(|(_, state)| state == "current")
+        let replicas = replicas(cluster, path);
+        replicas.len() == count && replicas.iter().all(|(_, state)| state == "current")
     });
 }
 
@@ -37,18 +37,18 @@ fn file_is_copied_to_another_node_and_removed_from_both() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
-    cluster.sh("mkdir d; setfattr -n user.tidemill.copies -v 2 d; echo bytes > d/f; mkdir d/sub; echo x > d/sub/g");
+    cluster.sh("mkdir d; setfattr -n user.tidemill.replicas -v 2 d; echo bytes > d/f; mkdir d/sub; echo x > d/sub/g");
     copied(&cluster, "/d/f", 2);
     copied(&cluster, "/d/sub/g", 2);
     let both = objects(&cluster, "/d/f");
     for object in &both {
         assert_eq!(std::fs::read_to_string(object).unwrap(), "bytes\n");
     }
-    let said = cluster.sh("getfattr --only-values -n user.tidemill.layout d/f; getfattr --only-values -n user.tidemill.copies d/f");
+    let said = cluster.sh("getfattr --only-values -n user.tidemill.layout d/f; getfattr --only-values -n user.tidemill.replicas d/f");
     assert!(said.contains("current") && said.ends_with('2'), "{said}");
     let text = cluster.run(&["layout", "/d/f"]);
     assert!(
-        text.out.contains("all copies are on one host"),
+        text.out.contains("all replicas are on one host"),
         "{}",
         text.out
     );
@@ -66,24 +66,28 @@ fn file_is_copied_to_another_node_and_removed_from_both() {
     wait("both are removed", || {
         both.iter().all(|object| !object.exists())
     });
-    // A user of `put` may request copies for a single file, without a directory.
+    // A user of `put` may request replicas for a single file, without a directory.
     let local = cluster.path("local");
     std::fs::write(&local, "put").unwrap();
     let local = local.to_str().unwrap();
-    assert!(cluster.run(&["put", "--copies", "2", local, "/h"]).ok);
+    assert!(cluster.run(&["put", "--replicas", "2", local, "/h"]).ok);
     copied(&cluster, "/h", 2);
     for bad in ["0", "9", "x"] {
-        let said = cluster.run(&["put", "--copies", bad, local, "/i"]);
-        assert!(!said.ok && said.err.contains("--copies"), "{}", said.err);
-        let set = format!("setfattr -n user.tidemill.copies -v {bad} d");
+        let said = cluster.run(&["put", "--replicas", bad, local, "/i"]);
+        assert!(!said.ok && said.err.contains("--replicas"), "{}", said.err);
+        let set = format!("setfattr -n user.tidemill.replicas -v {bad} d");
         assert!(!cluster.try_sh(&set).ok);
     }
-    assert!(!cluster.try_sh("setfattr -n user.tidemill.copies -v 2 h").ok);
+    assert!(
+        !cluster
+            .try_sh("setfattr -n user.tidemill.replicas -v 2 h")
+            .ok
+    );
     assert!(!cluster.run(&["layout", "/d"]).ok);
 }
 
 #[test]
-fn copies_now_waits_until_copies_exist() {
+fn replicas_now_waits_until_replicas_exist() {
     let Some(mut cluster) = Cluster::start() else {
         return;
     };
@@ -91,17 +95,22 @@ fn copies_now_waits_until_copies_exist() {
     std::fs::write(&local, vec![7; 1 << 20]).unwrap();
     let local = local.to_str().unwrap();
     let both = |cluster: &Cluster, path: &str| {
-        let copies = copies(cluster, path);
+        let replicas = replicas(cluster, path);
         assert!(
-            copies.len() == 2 && copies.iter().all(|(_, state)| state == "current"),
-            "{path}: {copies:?}"
+            replicas.len() == 2 && replicas.iter().all(|(_, state)| state == "current"),
+            "{path}: {replicas:?}"
         );
     };
-    assert!(cluster.run(&["put", "--copies", "2,now", local, "/put"]).ok);
+    assert!(
+        cluster
+            .run(&["put", "--replicas", "2,now", local, "/put"])
+            .ok
+    );
     both(&cluster, "/put");
-    cluster.sh("mkdir d; setfattr -n user.tidemill.copies -v 2,now d; echo bytes > d/f; sync d/f");
+    cluster
+        .sh("mkdir d; setfattr -n user.tidemill.replicas -v 2,now d; echo bytes > d/f; sync d/f");
     both(&cluster, "/d/f");
-    // Several files, and a striped file with two copies of each part.
+    // Several files, and a striped file with two replicas of each part.
     cluster.sh("for i in 1 2 3 4 5 6; do echo $i > d/$i; done; sync d/1 d/2 d/3 d/4 d/5 d/6");
     for name in 1..=6 {
         both(&cluster, &format!("/d/{name}"));
@@ -109,7 +118,13 @@ fn copies_now_waits_until_copies_exist() {
     assert!(
         cluster
             .run(&[
-                "put", "--copies", "2,now", "--stripe", "64KiB,2", local, "/striped"
+                "put",
+                "--replicas",
+                "2,now",
+                "--stripe",
+                "64KiB,2",
+                local,
+                "/striped"
             ])
             .ok
     );
@@ -117,13 +132,13 @@ fn copies_now_waits_until_copies_exist() {
         .as_array()
         .unwrap()
     {
-        let copies = part["copies"].as_array().unwrap();
+        let replicas = part["replicas"].as_array().unwrap();
         assert!(
-            copies.len() == 2 && copies.iter().all(|copy| copy["state"] == "current"),
+            replicas.len() == 2 && replicas.iter().all(|replica| replica["state"] == "current"),
             "{part}"
         );
     }
-    // An offline node delays no operation for long, and its missing copies are made when it is online again.
+    // An offline node delays no operation for long, and its missing replicas are made when it is online again.
     cluster.kill_node(1);
     cluster.sh("echo alone > d/alone; timeout 60 sync d/alone; cat d/alone");
     cluster.start_node(1);
@@ -132,7 +147,7 @@ fn copies_now_waits_until_copies_exist() {
 
 /// A node is killed and its directory is deleted while readers and a job use it: neither the readers nor the job fail.
 #[test]
-fn readers_and_jobs_use_another_copy_when_node_is_lost() {
+fn readers_and_jobs_use_another_replica_when_node_is_lost() {
     for remote in [true, false] {
         let Some(mut cluster) = Cluster::with(Options {
             remote,
@@ -145,9 +160,9 @@ fn readers_and_jobs_use_another_copy_when_node_is_lost() {
         std::fs::write(&local, &text).unwrap();
         let local = local.to_str().unwrap();
         cluster.sh("mkdir d");
-        let put = ["put", "--copies", "2", "--node", "0", local, "/d/f"];
+        let put = ["put", "--replicas", "2", "--node", "0", local, "/d/f"];
         assert!(cluster.run(&put).ok);
-        cluster.sh("setfattr -n user.tidemill.copies -v 2 d; setfattr -n user.tidemill.node -v 0 d; echo small > d/g");
+        cluster.sh("setfattr -n user.tidemill.replicas -v 2 d; setfattr -n user.tidemill.node -v 0 d; echo small > d/g");
         copied(&cluster, "/d/f", 2);
         copied(&cluster, "/d/g", 2);
         let mut open = std::fs::File::open(cluster.at("d/f")).unwrap();
@@ -166,17 +181,20 @@ fn readers_and_jobs_use_another_copy_when_node_is_lost() {
         let job = r#"name = "j"; workdir = "/d"; tasks = ( { name = "t"; kernel = "/bin/cat"; args = ["g"];
             input = ["g"]; output = ["out"]; stdout = "out"; node = 1; } );"#;
         cluster.done(cluster.submit(job));
-        // Writes continue, too, from content that only the copy has.
+        // Writes continue, too, from content that only the replica has.
         cluster.sh("setfattr -x user.tidemill.node d; echo more >> d/g");
         assert_eq!(cluster.sh("cat d/g"), "small\nmore\n");
-        let copies = copies(&cluster, "/d/f");
-        assert_eq!(copies, [(0, "away".to_owned()), (1, "current".to_owned())]);
+        let replicas = replicas(&cluster, "/d/f");
+        assert_eq!(
+            replicas,
+            [(0, "offline".to_owned()), (1, "current".to_owned())]
+        );
     }
 }
 
 /// The server still counts the node as up, and the client has sent its request to the node.
 #[test]
-fn client_uses_another_copy_when_node_hangs() {
+fn client_uses_another_replica_when_node_hangs() {
     let Some(cluster) = Cluster::with(Options {
         remote: true,
         ..Options::default()
@@ -186,7 +204,7 @@ fn client_uses_another_copy_when_node_hangs() {
     let local = cluster.path("local");
     std::fs::write(&local, "bytes\n").unwrap();
     let local = local.to_str().unwrap();
-    let put = ["put", "--copies", "2", "--node", "0", local, "/f"];
+    let put = ["put", "--replicas", "2", "--node", "0", local, "/f"];
     assert!(cluster.run(&put).ok);
     copied(&cluster, "/f", 2);
     cluster.signal_node(0, rustix::process::Signal::STOP);
@@ -213,21 +231,21 @@ fn corruption_is_found_reported_and_repaired_or_readable() {
         }) else {
             return;
         };
-        cluster.sh("mkdir d; setfattr -n user.tidemill.copies -v 2 d; echo bytes > d/f; echo others > d/g; echo alone > h");
+        cluster.sh("mkdir d; setfattr -n user.tidemill.replicas -v 2 d; echo bytes > d/f; echo others > d/g; echo alone > h");
         copied(&cluster, "/d/f", 2);
         copied(&cluster, "/d/g", 2);
-        // All objects are hashed, then two of them are damaged.
+        // All objects are hashed, then two of them are corrupt.
         let scrub = cluster.run(&["scrub", "--wait"]);
         assert!(scrub.ok, "{}{}", scrub.out, scrub.err);
         spoil(&objects(&cluster, "/d/f")[0]);
         std::fs::remove_file(&objects(&cluster, "/d/g")[1]).unwrap();
         let found = cluster.run(&["scrub", "--wait", "/d"]);
         assert!(
-            !found.ok && found.out.contains("2 damaged"),
+            !found.ok && found.out.contains("2 corrupt"),
             "{}",
             found.out
         );
-        wait("both are mended", || cluster.run(&["health"]).ok);
+        wait("both are repaired", || cluster.run(&["health"]).ok);
         for (name, bytes) in [("f", "bytes\n"), ("g", "others\n")] {
             for object in objects(&cluster, &format!("/d/{name}")) {
                 assert_eq!(std::fs::read_to_string(object).unwrap(), bytes);
@@ -236,9 +254,9 @@ fn corruption_is_found_reported_and_repaired_or_readable() {
         }
         let again = cluster.run(&["scrub", "--wait", "/d"]);
         assert!(again.ok, "{}{}", again.out, again.err);
-        // The third file has no other copy.
+        // The third file has no other replica.
         let layout = cluster.json(&["layout", "/h"]);
-        let on = layout["parts"][0]["copies"][0]["node"].as_u64().unwrap();
+        let on = layout["parts"][0]["replicas"][0]["node"].as_u64().unwrap();
         let alone = &objects(&cluster, "/h")[usize::try_from(on).unwrap()];
         spoil(alone);
         assert!(!cluster.run(&["scrub", "--wait", "/h"]).ok);
@@ -246,7 +264,7 @@ fn corruption_is_found_reported_and_repaired_or_readable() {
         let health = cluster.run(&["health"]);
         assert_eq!(health.code, Some(4), "{}", health.out);
         assert!(
-            health.out.contains("/h") && health.out.contains("--damaged"),
+            health.out.contains("/h") && health.out.contains("--corrupt"),
             "{}",
             health.out
         );
@@ -257,15 +275,15 @@ fn corruption_is_found_reported_and_repaired_or_readable() {
             said.err
         );
         let cat = cluster.run(&["cat", "/h"]);
-        assert!(!cat.ok && cat.err.contains("is damaged"), "{}", cat.err);
+        assert!(!cat.ok && cat.err.contains("is corrupt"), "{}", cat.err);
         let back = cluster.path("back");
-        let get = ["get", "--damaged", "/h", back.to_str().unwrap()];
+        let get = ["get", "--corrupt", "/h", back.to_str().unwrap()];
         assert!(cluster.run(&get).ok);
         assert_eq!(std::fs::read_to_string(&back).unwrap(), "Xlone\n");
         let check = cluster.run(&["check"]);
-        assert!(check.out.contains("damaged"), "{}", check.out);
+        assert!(check.out.contains("corrupt"), "{}", check.out);
         cluster.sh("echo anew > h");
-        wait("nothing is damaged", || cluster.run(&["health"]).ok);
+        wait("nothing is corrupt", || cluster.run(&["health"]).ok);
         assert_eq!(cluster.sh("cat h"), "anew\n");
     }
 }
@@ -276,7 +294,7 @@ fn scrub_and_its_repairs_survive_kills() {
     let Some(mut cluster) = Cluster::start() else {
         return;
     };
-    cluster.sh("mkdir d; setfattr -n user.tidemill.copies -v 2 d; for i in $(seq 40); do head -c 300000 /dev/urandom > d/$i; done");
+    cluster.sh("mkdir d; setfattr -n user.tidemill.replicas -v 2 d; for i in $(seq 40); do head -c 300000 /dev/urandom > d/$i; done");
     let sums = cluster.sh("cd d; sha256sum $(seq 40)");
     for i in 1..=40 {
         copied(&cluster, &format!("/d/{i}"), 2);
@@ -300,7 +318,7 @@ fn scrub_and_its_repairs_survive_kills() {
         }
         cluster.wait_for_nodes(2);
     }
-    wait("all is mended", || {
+    wait("all is repaired", || {
         cluster.run(&["scrub", "--wait"]).ok && cluster.run(&["health"]).ok
     });
     assert_eq!(cluster.sh("cd d; sha256sum $(seq 40)"), sums);

@@ -1,9 +1,9 @@
-//! Copies of files on several nodes: the wanted number, their creation, and their removal with their version.
+//! Replicas of files on several nodes: the wanted number, their creation, and their removal with their version.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod cluster;
 
-use cluster::copies::{at, attribute, copies, copy, file, made, node, one, rows, seal, unlink};
+use cluster::replicas::{at, attribute, copy, file, made, node, one, replicas, rows, seal, unlink};
 use cluster::{FakeNode, Running, ended, failure, root, stat, status, submit, success, user};
 use rustix::io::Errno;
 use serde_json::json;
@@ -13,8 +13,8 @@ use tidemill_client::Server as Client;
 use tidemill_server::Config;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Creates a directory whose files are to have this number of copies. Returns its inode.
-async fn directory(client: &Client, name: &str, copies: &str) -> u64 {
+/// Creates a directory whose files are to have this number of replicas. Returns its inode.
+async fn directory(client: &Client, name: &str, replicas: &str) -> u64 {
     let (ino, _) = client.reserve(1, 0).await.unwrap();
     let create = v1::Create {
         parent: 1,
@@ -25,21 +25,21 @@ async fn directory(client: &Client, name: &str, copies: &str) -> u64 {
         ..v1::Create::default()
     };
     one(client, Op::Create(create)).await.unwrap();
-    set(client, ino.0, copies).await.unwrap();
+    set(client, ino.0, replicas).await.unwrap();
     ino.0
 }
 
-async fn set(client: &Client, ino: u64, copies: &str) -> Result<Answer, tidemill_client::Error> {
+async fn set(client: &Client, ino: u64, replicas: &str) -> Result<Answer, tidemill_client::Error> {
     let set = v1::SetXattr {
         ino,
-        name: b"user.tidemill.copies".to_vec(),
-        value: copies.into(),
+        name: b"user.tidemill.replicas".to_vec(),
+        value: replicas.into(),
         ..v1::SetXattr::default()
     };
     one(client, Op::SetXattr(set)).await
 }
 
-/// Parts of a test with a file of two copies.
+/// Parts of a test with a file of two replicas.
 struct Two {
     client: Client,
     first: FakeNode,
@@ -49,7 +49,7 @@ struct Two {
     object: u64,
 }
 
-/// Creates a file on the first of two nodes of different hosts. A copy of the file is to be created on the other.
+/// Creates a file on the first of two nodes of different hosts. A replica of the file is to be created on the other.
 async fn two(running: &Running) -> Two {
     let client = running.client().await;
     let first = node(&client, 0, "a").await;
@@ -67,7 +67,7 @@ async fn two(running: &Running) -> Two {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn version_is_copied_to_other_host_and_removed_with_copies() {
+async fn version_is_copied_to_other_host_and_removed_with_replicas() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -82,13 +82,16 @@ async fn version_is_copied_to_other_host_and_removed_with_copies() {
     assert!(!from.capability.is_empty());
     assert_eq!((sent.ino, sent.path.as_str()), (ino, "/d/f"));
     let coming = json!([at(0, "current"), at(2, "coming")]);
-    assert_eq!(copies(&client, ino).await, coming);
+    assert_eq!(replicas(&client, ino).await, coming);
     made(&mut other_host, (label, sent)).await;
     let current = json!([at(0, "current"), at(2, "current")]);
-    assert_eq!(copies(&client, ino).await, current);
-    // Each node with a copy knows the file's name, and receives its changes.
+    assert_eq!(replicas(&client, ino).await, current);
+    // Each node with a replica knows the file's name, and receives its changes.
     let note = other_host.note(ino).await;
-    assert_eq!((note.forget, note.object, note.copies), (false, object, 2));
+    assert_eq!(
+        (note.forget, note.object, note.replicas),
+        (false, object, 2)
+    );
     let set = v1::SetAttr {
         ino,
         mode: Some(0o640),
@@ -96,7 +99,7 @@ async fn version_is_copied_to_other_host_and_removed_with_copies() {
     };
     one(&client, Op::SetAttr(set)).await.unwrap();
     assert_eq!(other_host.note(ino).await.mode, 0o640);
-    assert_eq!(attribute(&client, ino, "user.tidemill.copies").await, "2");
+    assert_eq!(attribute(&client, ino, "user.tidemill.replicas").await, "2");
     // After the next version is begun, the version before is removed from both nodes.
     let (_, next) = client.reserve(0, 1).await.unwrap();
     let new = v1::NewVersion {
@@ -105,20 +108,20 @@ async fn version_is_copied_to_other_host_and_removed_with_copies() {
         ..v1::NewVersion::default()
     };
     one(&client, Op::NewVersion(new)).await.unwrap();
-    // The writer of this version wants three copies.
+    // The writer of this version wants three replicas.
     seal(&client, ino, next.0, "3").await.unwrap();
     let (second, third) = tokio::join!(copy(&mut other_host), copy(&mut same_host));
     made(&mut other_host, second).await;
     made(&mut same_host, third).await;
     let all = json!([at(0, "current"), at(1, "current"), at(2, "current")]);
-    assert_eq!(copies(&client, ino).await, all);
+    assert_eq!(replicas(&client, ino).await, all);
     assert_eq!(first.removed().await, [object]);
     assert_eq!(other_host.removed().await, [object]);
     unlink(&client, directory, "f").await;
     for node in [&mut first, &mut same_host, &mut other_host] {
         assert_eq!(node.removed().await, [next.0]);
     }
-    assert_eq!(rows(dir.path(), "SELECT count(*) FROM copy"), 0);
+    assert_eq!(rows(dir.path(), "SELECT count(*) FROM replica"), 0);
 }
 
 /// Returns the node from which a version is to be read by a client that got no answer from the nodes in `avoid`.
@@ -138,7 +141,7 @@ async fn read_from(client: &Client, ino: u64, avoid: &[u32]) -> u32 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn version_is_read_from_any_available_copy() {
+async fn version_is_read_from_any_available_replica() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let Two {
@@ -162,7 +165,7 @@ async fn version_is_read_from_any_available_copy() {
         assert_eq!(node, expected, "{avoid:?}");
     }
     drop(first);
-    while copies(&client, ino).await[0] != at(0, "away") {
+    while replicas(&client, ino).await[0] != at(0, "offline") {
         tokio::task::yield_now().await;
     }
     for avoid in [vec![], vec![0]] {
@@ -181,14 +184,14 @@ async fn version_is_read_from_any_available_copy() {
         other => panic!("{other:?}"),
     }
     drop(other);
-    while copies(&client, ino).await[1] != at(1, "away") {
+    while replicas(&client, ino).await[1] != at(1, "offline") {
         tokio::task::yield_now().await;
     }
     assert_eq!(read_from(&client, ino, &[]).await, 0, "none is up");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn job_reads_copy_of_input_on_absent_node() {
+async fn job_reads_replica_of_input_on_absent_node() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let Two {
@@ -213,7 +216,7 @@ async fn job_reads_copy_of_input_on_absent_node() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cached_result_is_read_from_copy_if_node_is_away() {
+async fn cached_result_is_read_from_replica_if_node_is_offline() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let Two {
@@ -239,7 +242,7 @@ async fn cached_result_is_read_from_copy_if_node_is_away() {
     made(&mut other, sent).await;
     drop(first);
     let ino = stat(&client, "/d/out").await.unwrap().ino;
-    while copies(&client, ino).await != json!([at(0, "away"), at(1, "current")]) {
+    while replicas(&client, ino).await != json!([at(0, "offline"), at(1, "current")]) {
         tokio::task::yield_now().await;
     }
     let again = v1::SubmitRequest {
@@ -255,12 +258,15 @@ async fn cached_result_is_read_from_copy_if_node_is_away() {
     assert_eq!((output.object, output.node), (result, 1));
 }
 
-/// Waits until the server reports the expected state of copies.
-async fn health(client: &Client, expected: impl Fn(&v1::CopyHealth) -> bool) -> v1::CopyHealth {
+/// Waits until the server reports the expected state of replicas.
+async fn health(
+    client: &Client,
+    expected: impl Fn(&v1::ReplicaHealth) -> bool,
+) -> v1::ReplicaHealth {
     loop {
-        let copies = client.status().await.unwrap().copies.unwrap();
-        if expected(&copies) {
-            return copies;
+        let replicas = client.status().await.unwrap().replicas.unwrap();
+        if expected(&replicas) {
+            return replicas;
         }
         tokio::task::yield_now().await;
     }
@@ -292,10 +298,10 @@ async fn files_of_lost_node_are_copied_and_trimmed_on_return() {
     let (other_ino, other) = file(&client, "/d/g").await;
     let sent = copy(&mut lost).await;
     made(&mut lost, sent).await;
-    health(&client, |copies| copies.short == 0).await;
+    health(&client, |replicas| replicas.short == 0).await;
     let mut third = node(&client, 2, "c").await;
     drop(lost);
-    let told = health(&client, |copies| copies.lost_nodes == [1]).await;
+    let told = health(&client, |replicas| replicas.lost_nodes == [1]).await;
     assert_eq!((told.lost, told.lost_paths.len()), (0, 0));
     let sent = copy(&mut third).await;
     let from = sent.1.from.as_ref().unwrap();
@@ -318,24 +324,24 @@ async fn files_of_lost_node_are_copied_and_trimmed_on_return() {
         made(&mut third, sent).await;
     }
     assert_eq!(objects, [object, other]);
-    health(&client, |copies| copies.short == 0).await;
-    let three = json!([at(0, "current"), at(1, "away"), at(2, "current")]);
-    assert_eq!(copies(&client, ino).await, three);
-    // The node reconnects with its copy. One of three copies is too many, and the first copy is not on this node.
+    health(&client, |replicas| replicas.short == 0).await;
+    let three = json!([at(0, "current"), at(1, "offline"), at(2, "current")]);
+    assert_eq!(replicas(&client, ino).await, three);
+    // The node reconnects with its replica. One of three replicas is too many, and the first replica is not on this node.
     let back = node(&client, 1, "b").await;
     assert_eq!(third.removed().await, [object, other]);
     let two = json!([at(0, "current"), at(1, "current")]);
-    assert_eq!(copies(&client, ino).await, two);
-    assert_eq!(copies(&client, other_ino).await, two);
-    health(&client, |copies| {
-        copies.short == 0 && copies.lost_nodes.is_empty()
+    assert_eq!(replicas(&client, ino).await, two);
+    assert_eq!(replicas(&client, other_ino).await, two);
+    health(&client, |replicas| {
+        replicas.short == 0 && replicas.lost_nodes.is_empty()
     })
     .await;
     drop((first, back));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn file_without_remaining_copy_is_reported_by_path() {
+async fn file_without_remaining_replica_is_reported_by_path() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start_with(soon(dir.path())).await;
     let client = running.client().await;
@@ -350,16 +356,16 @@ async fn file_without_remaining_copy_is_reported_by_path() {
     };
     assert_eq!(sent.1.to, object);
     drop((second, third, first));
-    let told = health(&client, |copies| copies.lost == 1).await;
+    let told = health(&client, |replicas| replicas.lost == 1).await;
     assert_eq!(told.lost_paths, [b"/d/f".to_vec()]);
     assert_eq!((told.short, told.lost_nodes), (1, vec![0, 1, 2]));
     // The loss ends when a node with the file reconnects.
     let _first = node(&client, 0, "a").await;
-    health(&client, |copies| copies.lost == 0).await;
+    health(&client, |replicas| replicas.lost == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn copy_completes_after_server_and_node_are_killed() {
+async fn replica_completes_after_server_and_node_are_killed() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let Two {
@@ -381,22 +387,22 @@ async fn copy_completes_after_server_and_node_are_killed() {
     let mut other = node(&client, 1, "b").await;
     let again = copy(&mut other).await;
     assert_eq!((again.0, again.1.to), (sent.0, sent.1.to));
-    // The copy can't be created. Nothing is left of it, and the creation is retried.
+    // The replica can't be created. Nothing is left of it, and the creation is retried.
     let full = failure("device", "the disk is full");
     other.finished(again.0, full).await;
     other.acknowledged(vec![again.0]).await;
-    assert_eq!(copies(&client, ino).await, json!([at(0, "current")]));
+    assert_eq!(replicas(&client, ino).await, json!([at(0, "current")]));
     let db = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
     db.execute("UPDATE short SET at = 0", []).unwrap();
     let third = copy(&mut other).await;
     assert!(third.0 > again.0);
     made(&mut other, third).await;
     let both = json!([at(0, "current"), at(1, "current")]);
-    assert_eq!(copies(&client, ino).await, both);
+    assert_eq!(replicas(&client, ino).await, both);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn copy_finished_after_removal_is_removed() {
+async fn replica_finished_after_removal_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let Two {
@@ -412,12 +418,12 @@ async fn copy_finished_after_removal_is_removed() {
     assert_eq!(first.removed().await, [object]);
     made(&mut other, sent).await;
     assert_eq!(other.removed().await, [object]);
-    let left = "SELECT (SELECT count(*) FROM copy) + (SELECT count(*) FROM short)";
+    let left = "SELECT (SELECT count(*) FROM replica) + (SELECT count(*) FROM short)";
     assert_eq!(rows(dir.path(), left), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn copies_wait_for_node_that_can_hold_them() {
+async fn replicas_wait_for_node_that_can_hold_them() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -429,7 +435,7 @@ async fn copies_wait_for_node_that_can_hold_them() {
     while rows(dir.path(), rested) == 0 {
         tokio::task::yield_now().await;
     }
-    // A compute node stores no copy, but the same host is better than no copy.
+    // A compute node stores no replica, but the same host is better than no replica.
     let host = v1::Node {
         role: "host".into(),
         ..status(1000)
@@ -440,15 +446,15 @@ async fn copies_wait_for_node_that_can_hold_them() {
     assert_eq!(sent.1.to, object);
     made(&mut second, sent).await;
     let both = json!([at(0, "current"), at(1, "current")]);
-    assert_eq!(copies(&client, ino).await, both);
+    assert_eq!(replicas(&client, ino).await, both);
     drop(second);
-    while copies(&client, ino).await[1] != at(1, "away") {
+    while replicas(&client, ino).await[1] != at(1, "offline") {
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn invalid_copy_count_is_refused_with_reason() {
+async fn invalid_replica_count_is_refused_with_reason() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let client = running.client().await;
@@ -472,7 +478,7 @@ async fn invalid_copy_count_is_refused_with_reason() {
     let (ino, object) = file(&client, "/f").await;
     let error = set(&client, ino, "2").await.unwrap_err();
     assert!(
-        error.to_string().contains("user.tidemill.copies"),
+        error.to_string().contains("user.tidemill.replicas"),
         "{error}"
     );
     let (new, object_2) = client.reserve(1, 1).await.unwrap();
@@ -491,20 +497,20 @@ async fn invalid_copy_count_is_refused_with_reason() {
     // The version is not affected: it can still be sealed.
     assert!(stat(&client, "/g").await.unwrap().writing);
     seal(&client, new.0, object_2.0, "1").await.unwrap();
-    // A user who may not write a directory may not set its number of copies.
+    // A user who may not write a directory may not set its number of replicas.
     let strange = v1::SetXattr {
         ino: directory,
-        name: b"user.tidemill.copies".to_vec(),
+        name: b"user.tidemill.replicas".to_vec(),
         value: b"2".to_vec(),
         ..v1::SetXattr::default()
     };
     let refused = client.one(&user(1000), Op::SetXattr(strange)).await;
     assert!(refused.unwrap_err().is(Errno::ACCESS));
-    assert_eq!(copies(&client, ino).await, json!([at(0, "current")]));
+    assert_eq!(replicas(&client, ino).await, json!([at(0, "current")]));
     assert_eq!(stat(&client, "/f").await.unwrap().object, object);
 }
 
-/// Seals a file's next version according to its directory. Returns its object, and whether there are copies to wait for.
+/// Seals a file's next version according to its directory. Returns its object, and whether there are replicas to wait for.
 async fn next_version(client: &Client, ino: u64) -> (u64, bool) {
     let (_, object) = client.reserve(0, 1).await.unwrap();
     let new = v1::NewVersion {
@@ -516,7 +522,7 @@ async fn next_version(client: &Client, ino: u64) -> (u64, bool) {
     (object.0, waits(client, ino, object.0).await)
 }
 
-/// Seals a version, perhaps again. Returns whether there are copies to wait for.
+/// Seals a version, perhaps again. Returns whether there are replicas to wait for.
 async fn waits(client: &Client, ino: u64, object: u64) -> bool {
     match seal(client, ino, object, "").await.unwrap() {
         Answer::Copying(_) => true,
@@ -526,7 +532,7 @@ async fn waits(client: &Client, ino: u64, object: u64) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn seal_waits_for_copies_if_wanted_and_possible() {
+async fn seal_waits_for_replicas_if_wanted_and_possible() {
     let dir = tempfile::tempdir().unwrap();
     let running = Running::start(dir.path()).await;
     let mut two = two(&running).await;
@@ -542,14 +548,14 @@ async fn seal_waits_for_copies_if_wanted_and_possible() {
     assert!(waits(&client, ino, object).await);
     made(&mut two.other, label).await;
     assert!(!waits(&client, ino, object).await);
-    // No client waits for copies of a version that another version has replaced.
+    // No client waits for replicas of a version that another version has replaced.
     let (old, waiting) = next_version(&client, ino).await;
     assert!(waiting);
     let label = copy(&mut two.other).await;
     let (object, _) = next_version(&client, ino).await;
     assert!(!waits(&client, ino, old).await);
     made(&mut two.other, label).await;
-    // No client waits for a copy that can't be created, but the copy is still wanted.
+    // No client waits for a replica that can't be created, but the replica is still wanted.
     let (label, _) = copy(&mut two.other).await;
     assert!(waits(&client, ino, object).await);
     two.other
@@ -557,8 +563,8 @@ async fn seal_waits_for_copies_if_wanted_and_possible() {
         .await;
     two.other.acknowledged(vec![label]).await;
     assert!(!waits(&client, ino, object).await);
-    assert_eq!(attribute(&client, ino, "user.tidemill.copies").await, "2");
-    // If more copies are wanted than there are nodes, as many as possible are created.
+    assert_eq!(attribute(&client, ino, "user.tidemill.replicas").await, "2");
+    // If more replicas are wanted than there are nodes, as many as possible are created.
     set(&client, two.directory, "3,now").await.unwrap();
     let (object, waiting) = next_version(&client, ino).await;
     assert!(waiting);

@@ -1,9 +1,9 @@
-//! Moves of objects from one node to another: objects that are to leave a node (`move`), nodes that are being emptied
+//! Migrations of objects from one node to another: objects that are to leave a node (`migration`), nodes that are being emptied
 //! (`drain`), and nodes that were removed from the cluster (`removed`). This module only writes these tables. Next:
-//! `server/src/copies.rs`, which examines them.
+//! `server/src/replicas.rs`, which examines them.
 //!
-//! A move is only a row: it says that one copy is to be removed, and perhaps where another copy is to be stored. The code for all copies
-//! ([`crate::copies`]) creates the new copy, makes it the first if the old one was, and then removes the old one. A restart therefore
+//! A migration is only a row: it says that one replica is to be removed, and perhaps where another replica is to be stored. The code for all replicas
+//! ([`crate::replicas`]) creates the new replica, makes it the first if the old one was, and then removes the old one. A restart therefore
 //! finds in the tables exactly the work that is left.
 
 pub(crate) mod balance;
@@ -14,7 +14,7 @@ pub(crate) mod promises;
 use crate::elastic::store;
 use crate::names::burst;
 use crate::names::channels;
-use crate::names::copies::{BURST, CURRENT, DRAIN, MOVES, look_again};
+use crate::names::replicas::{BURST, CURRENT, DRAIN, MIGRATIONS, look_again};
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Fault};
@@ -22,7 +22,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use tidemill_core::shown::line;
 use tidemill_wire::v1;
 
-/// Maximum number of versions examined in one batch for copies on a node that is being emptied.
+/// Maximum number of versions examined in one batch for replicas on a node that is being emptied.
 const PAGE_MAX: u32 = 16_384;
 /// Value of `drain.after` when all versions were examined.
 const ALL: i64 = i64::MAX;
@@ -31,14 +31,14 @@ const NAMED_MAX: u32 = 5;
 
 /// Order that an object leaves a node.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Move {
+pub(crate) struct Migration {
     pub(crate) source: u32,
     pub(crate) target: Option<u32>,
     /// Whether the object has to leave, for any node that can take it.
     pub(crate) anywhere: bool,
 }
 
-/// Properties of a node of the cluster that matter for moves.
+/// Properties of a node of the cluster that matter for migrations.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
     pub(crate) node: u32,
@@ -61,7 +61,7 @@ pub(crate) enum Refusal {
     NotEmptied(u32),
     #[error(
         "node {node} still has {files} files, such as {names}: empty it with `tidemill node drain {node}` \
-         first, or, if it is gone for good, give up what no other node has with --lose"
+         first, or, if it is lost for good, abandon what no other node has with --lose"
     )]
     HasFiles {
         node: u32,
@@ -131,17 +131,17 @@ pub(crate) enum Refusal {
     TooMany(String, usize),
     #[error(
         "node {0} is up: what only it has can be saved with `tidemill node drain {0}`; stop it first if it is to be \
-         given up all the same"
+         abandoned all the same"
     )]
     Up(u32),
 }
 
-/// Returns the moves of an object.
-pub(crate) fn of(db: &Connection, object: u64) -> Result<Vec<Move>, Fault> {
-    let sql = "SELECT source, target, why FROM move WHERE object = ?1";
+/// Returns the migrations of an object.
+pub(crate) fn of(db: &Connection, object: u64) -> Result<Vec<Migration>, Fault> {
+    let sql = "SELECT source, target, why FROM migration WHERE object = ?1";
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([object.cast_signed()], |row| {
-        Ok(Move {
+        Ok(Migration {
             source: row.get(0)?,
             target: row.get(1)?,
             anywhere: matches!(row.get(2)?, DRAIN | BURST),
@@ -153,7 +153,7 @@ pub(crate) fn of(db: &Connection, object: u64) -> Result<Vec<Move>, Fault> {
 /// Records that a node no longer has an object.
 pub(crate) fn done(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
     burst::left(db, object.cast_signed(), node)?;
-    let sql = "DELETE FROM move WHERE source = ?1 AND object = ?2 RETURNING size";
+    let sql = "DELETE FROM migration WHERE source = ?1 AND object = ?2 RETURNING size";
     let row = params![node, object.cast_signed()];
     let size: Option<i64> = db
         .prepare_cached(sql)?
@@ -166,12 +166,12 @@ pub(crate) fn done(db: &Connection, object: u64, node: u32) -> Result<(), Fault>
     Ok(())
 }
 
-/// Cancels the moves of an object, except that it still leaves a node that is being emptied, without a target.
+/// Cancels the migrations of an object, except that it still leaves a node that is being emptied, without a target.
 pub(crate) fn stay(db: &Connection, object: u64) -> Result<(), Fault> {
-    let sql = "UPDATE move SET target = NULL WHERE object = ?1 AND why = ?2";
+    let sql = "UPDATE migration SET target = NULL WHERE object = ?1 AND why = ?2";
     let row = params![object.cast_signed(), DRAIN];
     db.prepare_cached(sql)?.execute(row)?;
-    let sql = "DELETE FROM move WHERE object = ?1 AND why != ?2";
+    let sql = "DELETE FROM migration WHERE object = ?1 AND why != ?2";
     db.prepare_cached(sql)?.execute(row)?;
     Ok(())
 }
@@ -195,17 +195,17 @@ pub(crate) fn drain(
         "INSERT OR IGNORE INTO drain VALUES (?1, ?2, 0, 0, 0)",
         params![node, now],
     )?;
-    let sql = "UPDATE move SET why = ?2 WHERE source = ?1";
+    let sql = "UPDATE migration SET why = ?2 WHERE source = ?1";
     db.execute(sql, params![node, DRAIN])?;
     not_there(db, node)?;
     Ok(Ok(()))
 }
 
-/// Stops all moves to a node. Objects that have to leave their node move to another target; other moves are cancelled.
+/// Stops all migrations to a node. Objects that have to leave their node move to another target; other migrations are cancelled.
 fn not_there(db: &Connection, node: u32) -> Result<(), Fault> {
-    let sql = "UPDATE move SET target = NULL WHERE target = ?1 AND why = ?2";
+    let sql = "UPDATE migration SET target = NULL WHERE target = ?1 AND why = ?2";
     db.execute(sql, params![node, DRAIN])?;
-    db.execute("DELETE FROM move WHERE target = ?1", [node])?;
+    db.execute("DELETE FROM migration WHERE target = ?1", [node])?;
     Ok(())
 }
 
@@ -225,15 +225,15 @@ pub(crate) fn cancel_drain(
         return Ok(Err(Refusal::NotEmptied(node)));
     }
     // Entries on the list of versions to examine are removed when they are examined.
-    let sql = "DELETE FROM move WHERE source = ?1 AND why = ?2";
+    let sql = "DELETE FROM migration WHERE source = ?1 AND why = ?2";
     db.execute(sql, params![node, DRAIN])?;
     shared.leaving.set_emptied(node, false);
     Ok(Ok(()))
 }
 
-/// Whether any object moves or is to move.
+/// Whether any object migrates or is to migrate.
 pub(crate) fn any(db: &Connection) -> Result<bool, Fault> {
-    let sql = "SELECT EXISTS (SELECT 1 FROM drain) OR EXISTS (SELECT 1 FROM move)";
+    let sql = "SELECT EXISTS (SELECT 1 FROM drain) OR EXISTS (SELECT 1 FROM migration)";
     Ok(db.prepare_cached(sql)?.query_row([], |row| row.get(0))?)
 }
 
@@ -256,20 +256,20 @@ pub(crate) fn list(db: &Connection, node: u32, now: i64) -> Result<(), Fault> {
     let mut statement = db.prepare_cached(sql)?;
     let last: Option<i64> = statement.query_row(params![after, PAGE_MAX], |row| row.get(0))?;
     if let Some(last) = last {
-        // A copy that is being created is put on the list when it exists.
+        // A replica that is being created is put on the list when it exists.
         let page = params![node, after, last, DRAIN, CURRENT];
-        let sql = "INSERT OR IGNORE INTO move SELECT ?1, object, NULL, size, ?4 FROM held \
+        let sql = "INSERT OR IGNORE INTO migration SELECT ?1, object, NULL, size, ?4 FROM held \
                    WHERE object > ?2 AND object <= ?3 AND node = ?1 AND removed = 0 \
-                   UNION ALL SELECT ?1, copy.object, NULL, held.size, ?4 FROM copy \
-                   CROSS JOIN held ON held.object = copy.object \
-                   WHERE copy.object > ?2 AND copy.object <= ?3 AND copy.node = ?1 AND copy.state = ?5 \
+                   UNION ALL SELECT ?1, replica.object, NULL, held.size, ?4 FROM replica \
+                   CROSS JOIN held ON held.object = replica.object \
+                   WHERE replica.object > ?2 AND replica.object <= ?3 AND replica.node = ?1 AND replica.state = ?5 \
                    AND held.removed = 0";
         db.prepare_cached(sql)?.execute(page)?;
-        let sql = "INSERT INTO short SELECT object, ?4, ?5 FROM move \
+        let sql = "INSERT INTO short SELECT object, ?4, ?5 FROM migration \
                    WHERE source = ?1 AND object > ?2 AND object <= ?3 \
                    ON CONFLICT DO UPDATE SET at = min(at, ?5)";
         db.prepare_cached(sql)?
-            .execute(params![node, after, last, MOVES, now])?;
+            .execute(params![node, after, last, MIGRATIONS, now])?;
     }
     db.prepare_cached("UPDATE drain SET after = ?2 WHERE node = ?1")?
         .execute(params![node, last.unwrap_or(ALL)])?;
@@ -306,13 +306,13 @@ pub(crate) fn drains(db: &Connection, now: i64) -> Result<Vec<v1::Drain>, Fault>
 fn measure(db: &Connection, drain: &mut v1::Drain, now: i64) -> Result<(), Fault> {
     let node = drain.node;
     let bytes = burst::sum_of("size");
-    let sql = format!("SELECT count(*), {bytes} FROM move WHERE source = ?1");
+    let sql = format!("SELECT count(*), {bytes} FROM migration WHERE source = ?1");
     let mut statement = db.prepare_cached(&sql)?;
     (drain.files_left, drain.bytes_left) = statement.query_row([node], |row| {
         let number = |at| row.get::<_, i64>(at).map(i64::cast_unsigned);
         Ok((number(0)?, number(1)?))
     })?;
-    let sql = "SELECT count(*) FROM move CROSS JOIN short ON short.object = move.object \
+    let sql = "SELECT count(*) FROM migration CROSS JOIN short ON short.object = migration.object \
                WHERE source = ?1 AND short.at > ?2";
     let mut statement = db.prepare_cached(sql)?;
     let rests: i64 = statement.query_row(params![node, now], |row| row.get(0))?;
@@ -330,7 +330,7 @@ const WRITING: &str = "SELECT (SELECT count(*) FROM writing WHERE node = ?1) + (
      CROSS JOIN writing ON writing.object = part.object WHERE part.node = ?1)";
 /// Labels of tasks: their outputs will be stored on the node.
 const LABELS: &str = "SELECT count(*) FROM label WHERE node = ?1 AND task != 0";
-const COMING: &str = "SELECT count(*) FROM copy WHERE node = ?1";
+const COMING: &str = "SELECT count(*) FROM replica WHERE node = ?1";
 
 /// Removes a node from the cluster. Files that no other node has are lost then; with `lose`, only their names remain. Returns the
 /// number of these files.
@@ -363,7 +363,7 @@ pub(crate) fn remove(
     if writing > 0 && !lose {
         return Ok(Err(Refusal::Writing(node, writing)));
     }
-    give_up_writing(db, shared, node, now)?;
+    abandon_writing(db, shared, node, now)?;
     forget(db, shared, node, now)?;
     Ok(Ok(files))
 }
@@ -373,8 +373,8 @@ fn held(db: &Connection, node: u32) -> Result<(u64, Vec<String>), Fault> {
     let sql = "SELECT count(*) FROM held WHERE node = ?1 AND removed = 0";
     let files = count(db, sql, node)? + count(db, COMING, node)?;
     let sql = "SELECT path FROM held WHERE node = ?1 AND removed = 0 \
-               UNION ALL SELECT path FROM copy CROSS JOIN held ON held.object = copy.object \
-               WHERE copy.node = ?1 LIMIT ?2";
+               UNION ALL SELECT path FROM replica CROSS JOIN held ON held.object = replica.object \
+               WHERE replica.node = ?1 LIMIT ?2";
     let mut statement = db.prepare_cached(sql)?;
     let names = statement.query_map(params![node, NAMED_MAX], |row| row.get::<_, Vec<u8>>(0))?;
     let names = names.collect::<Result<Vec<_>, _>>()?;
@@ -401,7 +401,7 @@ fn in_use(db: &Connection, node: u32) -> Result<Option<String>, Fault> {
 }
 
 /// Abandons the versions that are being written on the node, since they can't become complete any more.
-fn give_up_writing(db: &Connection, shared: &Shared, node: u32, now: i64) -> Result<(), Fault> {
+fn abandon_writing(db: &Connection, shared: &Shared, node: u32, now: i64) -> Result<(), Fault> {
     let sql = "SELECT ino, object FROM writing WHERE node = ?1 \
                UNION SELECT ino, writing.object FROM part CROSS JOIN writing ON writing.object = part.object \
                WHERE part.node = ?1";
@@ -420,8 +420,8 @@ fn give_up_writing(db: &Connection, shared: &Shared, node: u32, now: i64) -> Res
 
 fn forget(db: &Connection, shared: &Shared, node: u32, now: i64) -> Result<(), Fault> {
     shared.leaving.set_removed(node);
-    // Other nodes have these versions, too, and further copies may be missing from now on.
-    let sql = "SELECT object FROM copy WHERE node = ?1 UNION SELECT burst.object FROM burst \
+    // Other nodes have these versions, too, and further replicas may be missing from now on.
+    let sql = "SELECT object FROM replica WHERE node = ?1 UNION SELECT burst.object FROM burst \
                CROSS JOIN held ON held.object = burst.object \
                WHERE held.node = ?1 AND burst.node != ?1 AND removed = 0";
     let mut statement = db.prepare_cached(sql)?;
@@ -430,9 +430,9 @@ fn forget(db: &Connection, shared: &Shared, node: u32, now: i64) -> Result<(), F
     for object in &others {
         look_again(db, object.cast_unsigned(), now)?;
     }
-    // No copy is left of the versions that only this node has.
+    // No replica is left of the versions that only this node has.
     let sql = "INSERT INTO short SELECT object, 0, ?2 FROM held WHERE node = ?1 AND removed = 0 \
-               AND NOT EXISTS (SELECT 1 FROM copy WHERE copy.object = held.object AND state = ?3 AND copy.node != ?1) \
+               AND NOT EXISTS (SELECT 1 FROM replica WHERE replica.object = held.object AND state = ?3 AND replica.node != ?1) \
                ON CONFLICT DO UPDATE SET has = 0, at = min(at, ?2)";
     db.execute(sql, params![node, now, CURRENT])?;
     store::forget(db, node)?;
@@ -442,11 +442,11 @@ fn forget(db: &Connection, shared: &Shared, node: u32, now: i64) -> Result<(), F
         burst::lost_elsewhere(db, object)?;
     }
     for sql in [
-        "DELETE FROM copy WHERE node = ?1",
+        "DELETE FROM replica WHERE node = ?1",
         "DELETE FROM drain WHERE node = ?1",
-        "DELETE FROM move WHERE source = ?1",
+        "DELETE FROM migration WHERE source = ?1",
         "DELETE FROM removal WHERE node = ?1",
-        "DELETE FROM damage WHERE node = ?1",
+        "DELETE FROM corruption WHERE node = ?1",
         "DELETE FROM note WHERE node = ?1",
         "DELETE FROM lost WHERE node = ?1",
         "DELETE FROM burst WHERE node = ?1",

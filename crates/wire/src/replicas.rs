@@ -1,4 +1,4 @@
-//! Format in which a node sends another node the data for copies of many objects at once (`POST /copies`).
+//! Format in which a node sends another node the data for replicas of many objects at once (`POST /replicas`).
 
 /// Maximum number of objects of one request.
 pub const OBJECTS_MAX: usize = 64;
@@ -10,11 +10,11 @@ pub const OBJECT_BYTES_MAX: u64 = 1 << 20;
 pub const OBJECTS_BYTES_MAX: u64 = 8 << 20;
 
 /// Path of requests for many objects at once.
-pub const COPIES: &str = "/copies";
+pub const REPLICAS: &str = "/replicas";
 
 /// Object of such a request.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct CopyItem {
+pub struct ReplicaItem {
     /// The object.
     pub object: u64,
     /// Capability for the object, in hexadecimal.
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_body_round_trips_and_refuses_truncation() {
+    fn replicas_body_round_trips_and_refuses_truncation() {
         let given = [
             Some(([1; 32], vec![7; 5])),
             None,

@@ -1,12 +1,12 @@
 //! Requests about the places of files: nodes are emptied and removed, files are moved. This module writes the requests to tables
-//! ([`crate::moves`]). Next: the dispatcher's driver in `server/src/jobs`, which carries them out.
+//! ([`crate::migrations`]). Next: the dispatcher's driver in `server/src/jobs`, which carries them out.
 
 use crate::access::Access;
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::elastic::manager::Manager;
 use crate::jobs::Incoming;
-use crate::moves::{self, Member, Refusal, balance, files, labels, promises};
+use crate::migrations::{self, Member, Refusal, balance, files, labels, promises};
 use crate::names::commit::Database;
 use crate::names::shared::Shared;
 use crate::names::transaction::Tx;
@@ -24,7 +24,7 @@ use tonic::{Request, Response, Status};
 
 /// Handler of the requests: see the module.
 #[derive(Clone, Debug)]
-pub(crate) struct Mover {
+pub(crate) struct Migrator {
     database: Arc<Database>,
     shared: Arc<Shared>,
     cluster: Arc<Cluster>,
@@ -36,7 +36,7 @@ pub(crate) struct Mover {
 /// gRPC service of places.
 #[derive(Clone, Debug)]
 pub(crate) struct PlaceService {
-    mover: Mover,
+    migrator: Migrator,
     manager: Manager,
     recalls: Recalls,
     access: Arc<Access>,
@@ -44,13 +44,13 @@ pub(crate) struct PlaceService {
 
 impl PlaceService {
     pub(crate) fn new(
-        mover: Mover,
+        migrator: Migrator,
         manager: Manager,
         recalls: Recalls,
         access: Arc<Access>,
     ) -> Self {
         Self {
-            mover,
+            migrator,
             manager,
             recalls,
             access,
@@ -72,7 +72,7 @@ impl From<Refusal> for Status {
     }
 }
 
-impl Mover {
+impl Migrator {
     pub(crate) fn new(
         names: &SqliteNames,
         cluster: &Arc<Cluster>,
@@ -107,7 +107,7 @@ impl Mover {
         }
         self.cluster.refresh();
         // The driver only stops when the server shuts down.
-        let _ = self.driver.send(Incoming::Moves);
+        let _ = self.driver.send(Incoming::Migrations);
         Ok(written.map_err(|fault| refused(&fault))??)
     }
 
@@ -116,8 +116,8 @@ impl Mover {
         let v1::DrainRequest { node, cancel } = request;
         let now = clock::now_ns();
         self.write(move |db, shared, members| match cancel {
-            true => moves::cancel_drain(db, shared, node),
-            false => moves::drain(db, shared, (node, members), now),
+            true => migrations::cancel_drain(db, shared, node),
+            false => migrations::drain(db, shared, (node, members), now),
         })
         .await?;
         let mut drains = self.drains()?.into_iter();
@@ -129,17 +129,19 @@ impl Mover {
     }
 
     fn drains(&self) -> Result<Vec<v1::Drain>, Status> {
-        let drains = self.database.read(|db| moves::drains(db, clock::now_ns()));
+        let drains = self
+            .database
+            .read(|db| migrations::drains(db, clock::now_ns()));
         let mut drains = drains.map_err(|fault| refused(&fault))?;
-        self.mark_away(&mut drains);
+        self.mark_offline(&mut drains);
         Ok(drains)
     }
 
     /// Marks the nodes that are offline and make no progress now.
-    fn mark_away(&self, drains: &mut [v1::Drain]) {
-        let away = self.cluster.gone(std::time::Duration::ZERO);
+    fn mark_offline(&self, drains: &mut [v1::Drain]) {
+        let offline = self.cluster.offline_for(std::time::Duration::ZERO);
         for drain in drains {
-            drain.away = away.contains(&drain.node);
+            drain.offline = offline.contains(&drain.node);
         }
     }
 
@@ -151,7 +153,7 @@ impl Mover {
         let v1::RemoveNodeRequest { node, lose } = request;
         let now = clock::now_ns();
         let removed = self.write(move |db, shared, members| {
-            moves::remove(db, shared, (node, members), (lose, now))
+            migrations::remove(db, shared, (node, members), (lose, now))
         });
         let files_lost = removed.await?;
         self.cluster.forget(node);
@@ -191,7 +193,7 @@ impl Mover {
         written.map_err(|fault| refused(&fault))
     }
 
-    /// Orders the drain of files from the burst tier, or copies of stored files in it.
+    /// Orders the drain of files from the burst tier, or replicas of stored files in it.
     async fn stage(
         &self,
         caller: Caller,
@@ -245,7 +247,7 @@ impl Mover {
         listed.map_err(|fault| refused(&fault))
     }
 
-    /// Orders moves from full nodes to empty ones.
+    /// Orders migrations from full nodes to empty ones.
     async fn rebalance(&self, request: v1::RebalanceRequest) -> Result<v1::RebalanceReply, Status> {
         if request.cancel {
             self.write(|db, _, _| balance::cancel(db).map(Ok)).await?;
@@ -265,27 +267,29 @@ impl Mover {
         let reply = plan.reply();
         if !request.dry_run {
             let now = clock::now_ns();
-            for moves in plan.into_moves() {
-                self.write(move |db, shared, _| balance::keep(db, shared, &moves, now).map(Ok))
-                    .await?;
+            for migrations in plan.into_migrations() {
+                self.write(move |db, shared, _| {
+                    balance::keep(db, shared, &migrations, now).map(Ok)
+                })
+                .await?;
             }
         }
         Ok(reply)
     }
 
-    /// Returns the moves and the other work without a job.
-    pub(crate) fn moves(&self) -> Result<v1::MovesReply, Status> {
+    /// Returns the migrations and the other work without a job.
+    pub(crate) fn migrations(&self) -> Result<v1::MigrationsReply, Status> {
         let running = self.running.lock().clone();
         let removed = self.shared.leaving.removed();
         let listed = self.database.read(|db| {
-            Ok(v1::MovesReply {
-                drains: moves::drains(db, clock::now_ns())?,
+            Ok(v1::MigrationsReply {
+                drains: migrations::drains(db, clock::now_ns())?,
                 labels: labels::list(db, &running, &removed)?,
                 pending: labels::pending(db)?,
             })
         });
         let mut listed = listed.map_err(|fault| refused(&fault))?;
-        self.mark_away(&mut listed.drains);
+        self.mark_offline(&mut listed.drains);
         Ok(listed)
     }
 }
@@ -304,7 +308,7 @@ impl v1::places_server::Places for PlaceService {
         request: Request<v1::DrainRequest>,
     ) -> Result<Response<v1::Drain>, Status> {
         self.access.need_administrator(&request)?;
-        let drain = self.mover.drain(request.into_inner()).await?;
+        let drain = self.migrator.drain(request.into_inner()).await?;
         Ok(Response::new(drain))
     }
 
@@ -313,7 +317,7 @@ impl v1::places_server::Places for PlaceService {
         request: Request<v1::RemoveNodeRequest>,
     ) -> Result<Response<v1::RemoveNodeReply>, Status> {
         self.access.need_administrator(&request)?;
-        let removed = self.mover.remove(request.into_inner()).await?;
+        let removed = self.migrator.remove(request.into_inner()).await?;
         Ok(Response::new(removed))
     }
 
@@ -341,8 +345,11 @@ impl v1::places_server::Places for PlaceService {
     ) -> Result<Response<v1::MoveReply>, Status> {
         let credentials = request.get_ref().credentials.as_ref();
         let caller = self.access.caller(&request, credentials)?;
-        let _share = self.mover.database.writes().take(&caller).await;
-        let moved = self.mover.move_files(caller, request.into_inner()).await?;
+        let _share = self.migrator.database.writes().take(&caller).await;
+        let moved = self
+            .migrator
+            .move_files(caller, request.into_inner())
+            .await?;
         Ok(Response::new(moved))
     }
 
@@ -356,12 +363,12 @@ impl v1::places_server::Places for PlaceService {
         let mut unknown = 0;
         // Files that were closed a moment ago are drained, too. A request with `until` follows such a request.
         if request.until == 0 {
-            let written = self.mover.written(&caller, &request).await?;
+            let written = self.migrator.written(&caller, &request).await?;
             let unsettled = self.recalls.unsettled(&written).await;
             unknown = unsettled.map_err(|fault| refused(&fault))?.len() as u64;
         }
-        let _share = self.mover.database.writes().take(&caller).await;
-        let mut staged = self.mover.stage(caller, request).await?;
+        let _share = self.migrator.database.writes().take(&caller).await;
+        let mut staged = self.migrator.stage(caller, request).await?;
         if unknown > 0 {
             staged.objects = staged.objects.saturating_add(unknown);
             staged.until = 0;
@@ -375,8 +382,8 @@ impl v1::places_server::Places for PlaceService {
     ) -> Result<Response<v1::Promise>, Status> {
         let credentials = request.get_ref().credentials.as_ref();
         let caller = self.access.caller(&request, credentials)?;
-        let _share = self.mover.database.writes().take(&caller).await;
-        let promise = self.mover.reserve(caller, request.into_inner()).await?;
+        let _share = self.migrator.database.writes().take(&caller).await;
+        let promise = self.migrator.reserve(caller, request.into_inner()).await?;
         Ok(Response::new(promise))
     }
 
@@ -386,8 +393,8 @@ impl v1::places_server::Places for PlaceService {
     ) -> Result<Response<v1::PromisesReply>, Status> {
         let credentials = request.get_ref().credentials.as_ref();
         let caller = self.access.caller(&request, credentials)?;
-        let _share = self.mover.database.writes().take(&caller).await;
-        let promises = self.mover.release(caller, request.into_inner()).await?;
+        let _share = self.migrator.database.writes().take(&caller).await;
+        let promises = self.migrator.release(caller, request.into_inner()).await?;
         Ok(Response::new(v1::PromisesReply { promises }))
     }
 
@@ -397,7 +404,7 @@ impl v1::places_server::Places for PlaceService {
     ) -> Result<Response<v1::PromisesReply>, Status> {
         let credentials = request.get_ref().credentials.as_ref();
         let caller = self.access.caller(&request, credentials)?;
-        let promises = self.mover.promises(&caller).await?;
+        let promises = self.migrator.promises(&caller).await?;
         Ok(Response::new(v1::PromisesReply { promises }))
     }
 
@@ -406,15 +413,15 @@ impl v1::places_server::Places for PlaceService {
         request: Request<v1::RebalanceRequest>,
     ) -> Result<Response<v1::RebalanceReply>, Status> {
         self.access.need_administrator(&request)?;
-        let planned = self.mover.rebalance(request.into_inner()).await?;
+        let planned = self.migrator.rebalance(request.into_inner()).await?;
         Ok(Response::new(planned))
     }
 
     async fn list(
         &self,
-        request: Request<v1::MovesRequest>,
-    ) -> Result<Response<v1::MovesReply>, Status> {
+        request: Request<v1::MigrationsRequest>,
+    ) -> Result<Response<v1::MigrationsReply>, Status> {
         self.access.need_administrator(&request)?;
-        Ok(Response::new(self.mover.moves()?))
+        Ok(Response::new(self.migrator.migrations()?))
     }
 }

@@ -1,4 +1,4 @@
-//! Files with copies, and nodes that create the copies.
+//! Files with replicas, and nodes that create the replicas.
 
 use super::{FakeNode, root, status};
 use serde_json::{Value, json};
@@ -42,25 +42,25 @@ pub async fn seal(
     client: &Client,
     ino: u64,
     object: u64,
-    copies: &str,
+    replicas: &str,
 ) -> Result<Answer, tidemill_client::Error> {
     let seal = v1::Seal {
         ino,
         object,
         size: 5,
-        copies: copies.to_owned(),
+        replicas: replicas.to_owned(),
         ..v1::Seal::default()
     };
     one(client, Op::Seal(seal)).await
 }
 
-/// Returns the next label that creates a copy.
+/// Returns the next label that creates a replica.
 pub async fn copy(node: &mut FakeNode) -> (u64, v1::Copy) {
     loop {
         if let Some(label) = node.waiting.pop_front() {
             match label.operation {
                 Some(Operation::Copy(copy)) => return (label.id, copy),
-                other => panic!("no copy: {other:?}"),
+                other => panic!("no replica: {other:?}"),
             }
         }
         if let To::Labels(labels) = node.next().await {
@@ -69,7 +69,7 @@ pub async fn copy(node: &mut FakeNode) -> (u64, v1::Copy) {
     }
 }
 
-/// Reports that the node has created a copy.
+/// Reports that the node has created a replica.
 pub async fn made(node: &mut FakeNode, (label, copy): (u64, v1::Copy)) {
     let outcome = v1::LabelOutcome {
         sealed: vec![v1::SealedObject {
@@ -94,10 +94,10 @@ pub async fn attribute(client: &Client, ino: u64, name: &str) -> String {
     }
 }
 
-/// Returns the nodes and states of a file's copies.
-pub async fn copies(client: &Client, ino: u64) -> Value {
+/// Returns the nodes and states of a file's replicas.
+pub async fn replicas(client: &Client, ino: u64) -> Value {
     let layout = attribute(client, ino, "user.tidemill.layout").await;
-    serde_json::from_str::<Value>(&layout).unwrap()["parts"][0]["copies"].take()
+    serde_json::from_str::<Value>(&layout).unwrap()["parts"][0]["replicas"].take()
 }
 
 pub fn at(node: u32, state: &str) -> Value {
